@@ -41,8 +41,8 @@ COUNT ?=
 
 .PHONY: help
 help: ## Name the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2} \
-		/^## / {printf "%23s%s\n", "", substr($$0, 4)}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2} \
+		/^## / {printf "%25s%s\n", "", substr($$0, 4)}' $(firstword $(MAKEFILE_LIST))
 	@echo "  Variables: PYTHON, VENV; ARGS for test and demo; ROWS, JSON, PIN, QUICK for bench."
 
 .PHONY: demo
@@ -72,10 +72,24 @@ test-rdma: install ## Run the tests over real verbs in soft-RoCE guests
 	exit $$status
 
 .PHONY: cluster-proof
-cluster-proof: install ## Stop, kill and hang brokers in seeded rounds, and look for lost records;
-## ROUNDS=500, SEED=n
-	KDIRECT_ROUNDS=$(or $(ROUNDS),500) KDIRECT_SEED="$(SEED)" \
+cluster-proof: install ## Kill, hang, part and fill brokers in seeded rounds; look for lost records;
+## COUNT=500, SEED=n
+	KDIRECT_ROUNDS=$(or $(COUNT),500) KDIRECT_SEED="$(SEED)" \
 		$(BIN)/pytest tests/members/test_failures.py $(ARGS)
+
+.PHONY: cluster-search
+cluster-search: install ## Go through every world of 3 replicas, 3 records and 3 epochs
+## (ten minutes); ARGS="--records 2" for less
+	PYTHONPATH=$(CURDIR) $(BIN)/python -m tests.cluster.search \
+		--records 3 --epochs 3 --changes 0 --losses 0 $(ARGS)
+
+.PHONY: cluster-schedules
+cluster-schedules: install ## Run seeded schedules of replicas, of the rules and with real kernels;
+## COUNT=100000, SEED=the first one
+	PYTHONPATH=$(CURDIR) $(BIN)/python -m tests.cluster.simulate \
+		--first $(or $(SEED),0) --schedules $(or $(COUNT),100000)
+	PYTHONPATH=$(CURDIR) $(BIN)/python -m tests.replication.run --cores \
+		--first $(or $(SEED),0) --schedules $(or $(COUNT),100000)
 
 .PHONY: check
 check: install ## Lint, formatting, types, import rules, tidiness; changes nothing
@@ -117,6 +131,11 @@ bench-vs-kafka: install ## Measure beside Apache Kafka and Spark's Kafka connect
 ## (jars from Maven Central); ROWS, JSON, QUICK as bench, COUNT for failover; writes a report too
 	$(BIN)/python bench/vs_kafka.py --rows "$(ROWS)" --json "$(JSON)" $(if $(QUICK),--quick) \
 		$(if $(COUNT),--count "$(COUNT)")
+
+.PHONY: bench-cluster
+bench-cluster: install ## Measure three brokers with PARTITIONS=1000 of factor 3:
+## until they are made, written to, led again after a kill; what the processes hold
+	$(BIN)/python -m bench.many_partitions --partitions $(or $(PARTITIONS),1000)
 
 .PHONY: bench-list
 bench-list: ## Name the rows of bench, bench-vs-kafka and bench-rdma

@@ -67,7 +67,7 @@ _RENAMED = {
 # These properties tune parts of a Kafka client that kdirect's client does not have.  A job keeps
 # running with them, and the log says that they have no effect.
 _TUNING = """
-    check.crcs client.dns.lookup client.rack connections.max.idle.ms default.api.timeout.ms
+    check.crcs client.dns.lookup connections.max.idle.ms default.api.timeout.ms
     exclude.internal.topics fetch.max.bytes fetch.max.wait.ms fetch.min.bytes heartbeat.interval.ms
     linger.ms max.block.ms max.poll.interval.ms max.poll.records max.request.size
     partition.assignment.strategy receive.buffer.bytes retries retry.backoff.ms send.buffer.bytes

@@ -29,6 +29,7 @@ from kdirect.errors import (
     DataLossError,
     KdirectError,
     OffsetOutOfRangeError,
+    TruncatedLogError,
     UnknownTopicError,
 )
 from kdirect.model import TopicPartition
@@ -64,9 +65,11 @@ class RangePartition(InputPartition):
     stop: int
 
 
-# How often topics are listed before UnknownTopicError is raised: a topic can be deleted and created
-# again between a listing and the request for its offsets.
-LISTINGS = 5
+# How often topics are listed before those whose offsets are refused are called gone: a topic can be
+# deleted and created again between a listing and the request for its offsets, and a deletion takes
+# its time.  The wait before the next listing doubles from the first one on.
+LISTINGS = 8
+FIRST_LISTING_WAIT_S = 0.005
 
 
 class BrokerView:
@@ -129,18 +132,30 @@ class BrokerView:
         return out
 
     def watermarks(
-        self, partitions: Iterable[TopicPartition]
+        self, partitions: Iterable[TopicPartition], *, must_exist: bool = False
     ) -> dict[TopicPartition, tuple[int, int]]:
-        """(log start offset, high watermark) of each partition in `partitions` that exists.  Raises
-        UnknownTopicError if topics keep disappearing between a listing and the request."""
+        """(log start offset, high watermark) of each partition in `partitions` that exists: a topic
+        that comes and goes while it is asked for is left out, as one that is gone.  With
+        `must_exist` UnknownTopicError names what is missing."""
         first = list(partitions)
+        found = self._watermarks(first)
+        missing = [tp for tp in first if tp not in found]
+        if missing and must_exist:
+            raise UnknownTopicError(
+                f"{', '.join(map(str, missing))} was deleted while the query was planned",
+                hint="start the query again once the topic is there",
+            )
+        return found
+
+    def _watermarks(self, first: list[TopicPartition]) -> dict[TopicPartition, tuple[int, int]]:
         if not first:
             return {}
         try:
             return self.look(lambda s: s.watermarks(first, same=True))
         except UnknownTopicError:  # deleted; a new topic may have its name
             pass
-        for attempt in range(1, LISTINGS + 1):
+        wanted: list[TopicPartition] = []
+        for listing in range(LISTINGS):
             existing = self._list_topics()
             wanted = [tp for tp in first if tp.partition < existing.get(tp.topic, 0)]
             if not wanted:
@@ -148,9 +163,15 @@ class BrokerView:
             try:
                 return self.look(lambda s, wanted=wanted: s.watermarks(wanted))
             except UnknownTopicError:  # deleted or created again since it was listed
-                if attempt == LISTINGS:
-                    raise
-        raise AssertionError("not reached")
+                time.sleep(FIRST_LISTING_WAIT_S * 2**listing)
+        out: dict[TopicPartition, tuple[int, int]] = {}
+        for topic in dict.fromkeys(tp.topic for tp in wanted):
+            those = [tp for tp in wanted if tp.topic == topic]
+            try:
+                out |= self.look(lambda s, those=those: s.watermarks(those))
+            except UnknownTopicError as e:
+                log.warning("topic %s comes and goes: %s", topic, e)
+        return out
 
     def resolve(
         self,
@@ -191,7 +212,7 @@ class KdirectBatchReader(DataSourceReader):
         _log_warnings(settings.warnings)
         view = BrokerView(settings)
         partitions = view.partitions(must_exist=True)
-        watermarks = view.watermarks(partitions)
+        watermarks = view.watermarks(partitions, must_exist=True)
         start = view.resolve(settings.starting, settings.starting_option, partitions, watermarks)
         end = view.resolve(settings.ending, settings.ending_option, partitions, watermarks)
         return view.input_partitions(
@@ -258,7 +279,7 @@ class _StreamReader(DataSourceStreamReader):
             settings = self._settings
             _log_warnings(settings.warnings)
             partitions = self._view.partitions(must_exist=True, refresh=True)
-            watermarks = self._view.watermarks(partitions)
+            watermarks = self._view.watermarks(partitions, must_exist=True)
             initial = self._view.resolve(
                 settings.starting, settings.starting_option, partitions, watermarks
             )
@@ -474,6 +495,9 @@ class _RangeReading:
                 tp = self._work.topic_partition
                 self._lost(f"{tp} is gone; offsets {{}} were still to be read", e)
                 return
+            except TruncatedLogError as e:
+                # What the log has at these offsets now is read.
+                self._lost(f"{e.message}; {{}} were still to be read", e)
             except OffsetOutOfRangeError as e:
                 tp = self._work.topic_partition
                 watermarks = BrokerView(self._settings).watermarks([tp])

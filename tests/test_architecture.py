@@ -163,6 +163,7 @@ def test_every_lock_that_is_named_exists() -> None:
     "title",
     [
         "## A produced record",
+        "## A replicated record",
         "## A read record",
         "## States",
         "## A cluster's metadata",

@@ -297,11 +297,16 @@ async def _serve(server: Any) -> int:
     gc.collect()
     gc.freeze()
     print(f"kdirect broker ready on {server.bootstrap_servers.split(',')[0]}", flush=True)
-    await stop.wait()
+    works = await server.until_told(stop)
     log.info("stopping")
-    await server.stop()
+    try:
+        await server.stop()
+    except (kdirect.KdirectError, OSError) as e:
+        if works:
+            raise
+        log.error("stopping failed: %s", e)
     log.info("stopped")
-    return 0
+    return 0 if works else 1
 
 
 def _pairs(texts: Sequence[str], flag: str) -> dict[str, str]:

@@ -10,7 +10,9 @@ import logging
 import signal
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from kdirect.errors import ConfigError, KdirectError
@@ -65,7 +67,9 @@ def _start_parser(verbs: Any, common: argparse.ArgumentParser, pairs: Pairs) -> 
         help="run several brokers on this machine",
         description="Each broker is a process of its own. Prints `broker N pid P` for each, and"
         " `kdirect cluster ready on HOST:PORT,...` when all serve; runs until SIGTERM or SIGINT,"
-        " which end all of them. For trials: in production, start each broker where it runs.",
+        " which end all of them. A broker that ends by itself is named and not started again; if"
+        " the ZooKeeper that was started with them ends, or the last broker, so does the command,"
+        " with an error. For trials: in production, start each broker where it runs.",
     )
     start.add_argument("--brokers", type=int, default=3, metavar="N", help="default 3")
     start.add_argument(
@@ -156,16 +160,19 @@ def _start(options: argparse.Namespace, properties: Mapping[str, str]) -> int:
 
 
 def _tell_of_ends(cluster: Any) -> None:
-    """Until `_Ended`: name each broker whose process has ended."""
+    """Until `_Ended`: name each broker whose process has ended.  None is started again.
+    BrokerUnavailableError if the cluster cannot go on: its own ZooKeeper, or all brokers, ended."""
     there = set(cluster.running)
 
     def look(number: int, frame: object) -> None:
-        for node_id in there - set(cluster.running):
+        for node_id in sorted(there - set(cluster.running)):
             there.discard(node_id)
-            log.error("broker %d ended; its log is %s", node_id, cluster.log_file(node_id))
+            log.error("%s; nothing starts it again", cluster.describe_end(node_id))
+        cluster.check()
 
     signal.signal(signal.SIGCHLD, look)
     try:
+        look(signal.SIGCHLD, None)  # what has ended before
         while True:
             signal.pause()
     finally:
@@ -177,11 +184,23 @@ def _describe(admin: Admin) -> int:
     print(f"cluster\t{found.cluster_id}\ncontroller\t{found.controller}")
     for broker in found.brokers:
         print(f"broker {broker.node_id}\t{broker.host}:{broker.port}\track {broker.rack or '-'}")
+    for broker in found.brokers:
+        print(f"replicas of broker {broker.node_id}\t{_feeds(admin, broker.node_id)}")
     health = admin.health()
     print(f"offline partitions\t{len(health.offline)}")
     lacking = len(health.under_min_in_sync) + len(health.under_replicated)
     print(f"under-replicated partitions\t{lacking}")
     return 0
+
+
+def _feeds(admin: Admin, node_id: int) -> str:
+    """How many replicas a broker has, by how they get their records."""
+    try:
+        replicas = admin.describe_replicas(node_id).values()
+    except KdirectError as e:  # it may be the one that has trouble
+        return f"unknown: {e.message}"
+    found = Counter(str(replace(x, reason="")) for x in replicas)
+    return ", ".join(f"{how} {n}" for how, n in sorted(found.items())) or "-"
 
 
 def _health(admin: Admin) -> int:
@@ -259,7 +278,8 @@ def _numbers(brokers: Sequence[int]) -> str:
 
 
 def describe_partitions(session: Any, name: str, leaders: Sequence[Any]) -> None:
-    """Print a line for each partition of a topic: offsets, leader, replicas, those in sync."""
+    """Print a line for each partition of a topic: offsets, leader, replicas, those in sync; and one
+    for each replica that follows: how it gets its records."""
     led = [TopicPartition(name, p.partition) for p in leaders if p.leader >= 0]
     try:
         earliest, latest = session.earliest_offsets(led), session.latest_offsets(led)
@@ -267,6 +287,9 @@ def describe_partitions(session: Any, name: str, leaders: Sequence[Any]) -> None
         # Replicas are worth knowing most when a broker does not answer.
         log.warning("the offsets of %s are not known: %s", name, e)
         earliest, latest = {}, {}
+    alive = {broker.node_id for broker in session.admin.describe_cluster().brokers}
+    following = {n for p in leaders for n in p.replicas if n != p.leader}
+    feeds = _feeds_of(session.admin, name, following & alive)
     for p in leaders:
         tp = TopicPartition(name, p.partition)
         offsets = f"[{earliest[tp]}, {latest[tp]})" if tp in latest else "unknown"
@@ -275,3 +298,18 @@ def describe_partitions(session: Any, name: str, leaders: Sequence[Any]) -> None
             f"partition {p.partition}\toffsets {offsets}\t{leader}"
             f"\treplicas {_numbers(p.replicas)}\tin sync {_numbers(p.in_sync_replicas)}"
         )
+        for node_id in p.replicas:
+            if node_id != p.leader and node_id in feeds:
+                print(f"  replica {node_id}\t{feeds[node_id].get(tp, 'not there')}")
+
+
+def _feeds_of(admin: Admin, name: str, brokers: set[int]) -> dict[int, Mapping[Any, Any]]:
+    """By broker, how its replicas of a topic get their records.  One that does not answer is left
+    out."""
+    found: dict[int, Mapping[Any, Any]] = {}
+    for node_id in sorted(brokers):
+        try:
+            found[node_id] = admin.describe_replicas(node_id, [name])
+        except KdirectError as e:
+            log.warning("broker %d does not say how its replicas are fed: %s", node_id, e)
+    return found

@@ -107,6 +107,12 @@ class OffsetOutOfRangeError(LogError):
     """The offset is below the log start or above the log end."""
 
 
+class TruncatedLogError(OffsetOutOfRangeError):
+    """What was read is no longer in the log: its leader has other records from `diverges_at` on."""
+
+    diverges_at = -1
+
+
 class CorruptMetadataError(KdirectError):
     """A value in the metadata store of a cluster is damaged or was edited into an invalid one."""
 
@@ -198,10 +204,6 @@ class CoordinatorError(KdirectError):
 
 class CoordinatorLoadingError(CoordinatorError):
     """The coordinator is reading its groups; ask again soon."""
-
-
-class CoordinatorNotAvailableError(CoordinatorError):
-    """No broker coordinates the group at present."""
 
 
 class NotCoordinatorError(CoordinatorError):

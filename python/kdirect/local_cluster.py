@@ -148,6 +148,8 @@ class Cluster:
             "offsets.topic.replication.factor": min(3, brokers),
             "default.replication.factor": min(3, brokers),
             "min.insync.replicas": 2 if brokers >= 3 else 1,
+            # The last brokers of a cluster that stops have nobody to hand over to.
+            "controlled.shutdown.retry.backoff.ms": 500,
             **(properties or {}),
             **{name.replace("_", "."): value for name, value in keywords.items()},
         }
@@ -191,13 +193,16 @@ class Cluster:
         for place in range(self._count):
             rack = {"broker.rack": self._racks[place]} if self._racks else {}
             properties = {**self._given, **rack, "zookeeper.connect": connect}
-            self._processes[place + 1] = _Process(place + 1, directory, properties)
+            self._processes[place + 1] = self._new_process(place + 1, properties)
         for process in self._processes.values():
             process.launch()
         deadline = time.monotonic() + START_TIMEOUT_S
         for process in self._processes.values():
             process.wait_ready(deadline)
         self.wait_for_members(deadline - time.monotonic())
+
+    def _new_process(self, node_id: int, properties: Mapping[str, Any]) -> _Process:
+        return _Process(node_id, self.directory, properties)
 
     def wait_for_members(self, timeout_s: float = START_TIMEOUT_S) -> None:
         """Wait until every broker that runs tells of all that run, and of a controller."""
@@ -302,6 +307,29 @@ class Cluster:
             if found.process is not None and found.process.poll() is None
         ]
 
+    def describe_end(self, node_id: int) -> str:
+        """How a broker that has ended by itself did so, and where its log is."""
+        found = self._process(node_id)
+        status = found.process.returncode if found.process is not None else None
+        return f"broker {node_id} ended{_how(status)}; its log is {found.log_file}"
+
+    def check(self) -> None:
+        """BrokerUnavailableError if the cluster cannot go on: the ZooKeeper server that was started
+        with it has ended, or every broker."""
+        if self.zookeeper is not None and not self.zookeeper.is_running:
+            raise BrokerUnavailableError(
+                f"the cluster's ZooKeeper at {self.zookeeper.connect} ended"
+                f"{_how(self.zookeeper.exit_status)}: no leader can be elected any more",
+                hint=f"its log is {self.zookeeper.log_file}; start the cluster again on its"
+                " directory",
+            )
+        if self._processes and not self.running:
+            raise BrokerUnavailableError(
+                "no broker of the cluster runs any more: "
+                + "; ".join(self.describe_end(node_id) for node_id in self.node_ids),
+                hint="start the cluster again on its directory",
+            )
+
     @property
     def bootstrap_servers(self) -> str:
         """``host:port,host:port``, for clients."""
@@ -345,3 +373,15 @@ def _stop_all() -> None:
             cluster.stop()
         except Exception:
             log.exception("stopping %r at exit failed", cluster)
+
+
+def _how(status: int | None) -> str:
+    """The end of a process, by its exit status as `subprocess` has it."""
+    if status is None:
+        return ""
+    if status >= 0:
+        return f" with exit status {status}"
+    try:
+        return f" by {signal.Signals(-status).name}"
+    except ValueError:
+        return f" by signal {-status}"

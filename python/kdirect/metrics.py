@@ -41,6 +41,12 @@ ROOMS = {
 
 METRICS: tuple[Metric, ...] = (
     Metric("log_partitions", "partitions", "log", "Partitions of this broker."),
+    Metric(
+        "log_directories_failed",
+        "directories",
+        "log",
+        "Log directories that have failed: their partitions are offline here.",
+    ),
     Metric("log_segments", "segments", "log", "Segments of all partitions."),
     Metric(
         "log_requests", "requests", "log", "Requests that the kernel committed, over TCP or RDMA."
@@ -292,6 +298,55 @@ METRICS: tuple[Metric, ...] = (
         "bytes",
         "member",
         "Bytes of record batches that this broker copied from leaders over TCP.",
+    ),
+    Metric(
+        "replicas_pulled_bytes",
+        "bytes",
+        "member",
+        "Bytes of record batches in sealed segments that this broker has READ from leaders.",
+    ),
+    Metric(
+        "replicas_pushed",
+        "partitions",
+        "member",
+        "Replicas of other brokers into whose files this broker writes, as their leader.",
+    ),
+    Metric(
+        "replicas_pushed_bytes",
+        "bytes",
+        "member",
+        "Bytes of record batches that it has written there.",
+    ),
+    Metric(
+        "replicas_pushed_here",
+        "partitions",
+        "member",
+        "Replicas of this broker that their leaders write; the others fetch.",
+    ),
+    Metric(
+        "replicas_push_refusals",
+        "events",
+        "member",
+        "Times that a follower refused what this broker had written, as damaged or out of order.",
+    ),
+    Metric(
+        "replicas_push_links",
+        "queue pairs",
+        "member",
+        "Queue pairs with other brokers for replication, of both directions.",
+    ),
+    Metric(
+        "replicas_push_links_cut",
+        "events",
+        "member",
+        "Those that broke, or were cut because the other broker misbehaved.",
+    ),
+    Metric(
+        "replicas_push_fallbacks",
+        "events",
+        "member",
+        "Times that a replica of this broker went back to Fetch, or stayed with it, although its "
+        "leader offered to write; the log says why.",
     ),
     Metric(
         "replicas_fetch_failures",

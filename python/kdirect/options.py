@@ -218,17 +218,19 @@ BROKER = Options("Broker properties", (
            "records for this long.", low=1),
     Option("rdma.replicate", "bool", True,
            "Replicate by RDMA writes into the followers' files. With false, and between brokers "
-           "that share no transport, followers fetch over TCP. No effect yet: they always do."),
+           "that share no transport, followers fetch over TCP."),
     Option("replica.push.max.bytes", "bytes", 65_536,
            "Records that lie together in the leader's log go to a follower in one RDMA write of "
            "at most this size; 0 writes each run by itself. Smaller values lower latency, larger "
-           "ones raise bandwidth (KafkaDirect section 5.2). No effect yet.", low=0, high=16 << 20),
+           "ones raise bandwidth (KafkaDirect section 5.2).", low=0, high=16 << 20),
     Option("leader.replication.throttled.rate", "long", (1 << 63) - 1,
-           "How many bytes per second this broker sends to followers that catch up, for the "
-           "partitions in leader.replication.throttled.replicas. No effect yet.", low=0),
+           "How many bytes per second this broker sends to followers that are not in sync, or lets "
+           "them read, for the partitions in leader.replication.throttled.replicas. May change at "
+           "run time.", low=0),
     Option("follower.replication.throttled.rate", "long", (1 << 63) - 1,
-           "How many bytes per second this broker takes from leaders while it catches up, for the "
-           "partitions in follower.replication.throttled.replicas. No effect yet.", low=0),
+           "How many bytes per second this broker takes from leaders while it is not in sync, for "
+           "the partitions in follower.replication.throttled.replicas. May change at run time.",
+           low=0),
     Option("auto.leader.rebalance.enable", "bool", True,
            "Give leadership back to the preferred replicas, which are the first of each partition, "
            "when a broker leads too few of those that prefer it."),
@@ -298,13 +300,13 @@ TOPIC = Options("Topic properties", (
            synonym="log.flush.interval.ms"),
     Option("follower.replication.throttled.replicas", "list", [],
            "Followers that follower.replication.throttled.rate holds back: partition:broker, "
-           "separated by commas, or * for all. No effect yet.",
+           "separated by commas, or * for all. Replicas in sync are not held back.",
            check=_throttled_replicas, alone=[]),
     Option("index.interval.bytes", "bytes", None, "Overrides log.index.interval.bytes.", low=0,
            high=0x7FFFFFFF, synonym="log.index.interval.bytes"),
     Option("leader.replication.throttled.replicas", "list", [],
            "Leaders that leader.replication.throttled.rate holds back: partition:broker, "
-           "separated by commas, or * for all. No effect yet.",
+           "separated by commas, or * for all. Followers in sync are not held back.",
            check=_throttled_replicas, alone=[]),
     Option("local.retention.bytes", "bytes", -2, _TIERED, low=-2),
     Option("local.retention.ms", "ms", -2, _TIERED, low=-2),
@@ -351,6 +353,10 @@ CLIENT = Options("Client settings", (
     Option("bootstrap.servers", "list", None,
            "host:port of the broker; of a list, the first that answers is used.", required=True),
     Option("client.id", "str", "kdirect", "Name that appears in the broker's log."),
+    Option("client.rack", "str", None,
+           "Where this client is. Partitions are read from a replica in sync whose broker.rack is "
+           "the same, if there is one, and from the leader otherwise; what is written, and where "
+           "logs end, is the leader's."),
     Option("transport", "enum", "auto",
            "How records travel: `shm` (memory of this host), `verbs` (an RNIC), `tcp` (Kafka's "
            "protocol), or `auto`, which takes the best that works and logs its choice.",

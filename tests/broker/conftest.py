@@ -7,6 +7,7 @@ import inspect
 import socket
 import struct
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -122,3 +123,20 @@ def on_loop() -> Callable[..., Any]:
 @pytest.fixture
 def until() -> Callable[..., Any]:
     return wait_until
+
+
+@pytest.fixture
+def world(tmp_path: Path, seed: int) -> Iterator[Callable[..., Any]]:
+    """Makes leaders with followers on simulated networks (`push_world.World`)."""
+    from tests.broker.push_world import World  # the broker's core is not loaded for others
+
+    made: list[World] = []
+
+    def make(**options: Any) -> World:
+        options.setdefault("number", seed)
+        made.append(World(options.pop("number"), tmp_path / str(len(made)), **options))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()

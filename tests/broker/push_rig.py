@@ -18,6 +18,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from kdirect.broker import followed_head
 from kdirect.broker.followed_head import AckRing, FileGrant, FollowedHead
 from kdirect.broker.push import PushLink, PushState
 from kdirect.broker.pushed_partition import PushedPartition, RingMemory
@@ -30,6 +31,26 @@ from kdirect.rdma.contract import Access, Memory
 
 TP = TopicPartition("t", 0)
 RECEIVES = 64
+
+followed_head.FIRST_BYTES = 1 << 20  # nobody here grants more to a ring that wants it
+
+
+class OtherTransport:
+    """The queues and the worker of one more transport of a broker."""
+
+    def __init__(self, device: Any, sync: Callable[[Any], None]) -> None:
+        self.device = device
+        self.recv_cq = device.create_cq(1 << 12)
+        self.send_cq = device.create_cq(1 << 12)
+        self.worker = ProduceWorker(
+            self.recv_cq,
+            self.send_cq,
+            on_cut=lambda qp_num, why: None,
+            on_append=lambda head: None,
+            on_head=lambda head: None,
+            on_broker_requests=lambda head, answers: None,
+            sync=sync,
+        )
 
 
 class Node:
@@ -46,18 +67,22 @@ class Node:
         self.cut: list[tuple[int, str]] = []
         self.ended: list[str] = []
         self.moved: list[Any] = []
+        self.on_head: list[Any] | None = None  # heads of producers that have ended, if anybody asks
+        self.asked: list[Any] = []  # heads whose acknowledgements wait for the disk
         self.worker = ProduceWorker(
             self.recv_cq,
             self.send_cq,
             spin_us=spin_us,
             on_cut=lambda qp_num, why: self.cut.append((qp_num, why.name)),
-            on_append=lambda file_id: None,
-            on_head=lambda head: head.owner.head_event(head),
+            on_append=lambda head: None,
+            on_head=self._head_event,
             on_broker_requests=lambda head, answers: None,
-            sync=lambda head: None,
+            sync=self.asked.append,
             on_push=self._ring_event,
             on_moved=self.moved.append,
         )
+        self.workers = [self.worker]
+        self.other: OtherTransport | None = None
         self.logs = LogManager([directory], LogConfig(**config), node_id=number).open()
         self.partition = self.logs.partitions.get(TP) or self.logs.create_partition(TP)
         self.tell: Callable[[str, Any], None] = lambda what, value: None
@@ -93,6 +118,8 @@ class Node:
             self.pushed.close()
         self.logs.close(clean=False)
         self.device.close()
+        if self.other is not None:
+            self.other.device.close()
 
     # -- a link: the leader's end, then the follower's, then the leader's again --------------------
 
@@ -132,6 +159,21 @@ class Node:
         self.partition.ensure_head(1)
         self.pushed = PushedPartition(self.partition, self.worker, most_bytes=most_bytes)
         self.pushed.set_counted(counted)
+
+    def flush(self) -> None:
+        """What the broker does when it was asked to; whoever else flushes."""
+        asked = list(self.asked)
+        self.asked.clear()
+        self.partition.flush()
+        for head in asked:
+            head.owner.gate_moved(head)
+
+    def open_other(self, device: Any) -> None:
+        """Producers come over another transport, too."""
+        self.other = OtherTransport(device, self.asked.append)
+        self.workers.append(self.other.worker)
+        assert self.pushed is not None
+        self.pushed.also_written_by(self.other.worker)
 
     def count(self, brokers: list[int], stands_still: bool = False) -> None:
         assert self.pushed is not None
@@ -196,6 +238,12 @@ class Node:
             )
             for b, r in self.rings.items()
         ]
+
+    def _head_event(self, head: Any) -> None:
+        if self.on_head is None:
+            head.owner.head_event(head)
+        else:
+            self.on_head.append(head)
 
     def _ring_event(self, ring: Any) -> None:
         assert self.pushed is not None

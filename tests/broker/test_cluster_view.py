@@ -287,6 +287,19 @@ def test_one_broker_coordinates_all_groups(pair: Any, raw: Any) -> None:
     assert {beat.error_code, fetched.error_code} == {ErrorCode.NOT_COORDINATOR}
 
 
+def test_members_may_wait_while_their_group_is_loaded(
+    pair: Any, raw: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = pair[0]
+    refuse = lambda group: ErrorCode.COORDINATOR_LOAD_IN_PROGRESS  # noqa: E731
+    monkeypatch.setattr(first.server.groups.partitions, "refusal", refuse)
+    asked = raw(first.bootstrap_servers)
+    beat = build(p.HeartbeatRequest, group_id="g", generation_id=1, member_id="m")
+    assert asked.call(beat, 0).error_code == ErrorCode.NONE
+    leave = build(p.LeaveGroupRequest, group_id="g", member_id="m")
+    assert asked.call(leave, 0).error_code == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+
+
 def test_a_group_is_listed_and_described_by_its_coordinator_alone(pair: Any, raw: Any) -> None:
     """Although the other broker has something of it, from a time before the layout."""
     for broker in pair:

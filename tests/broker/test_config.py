@@ -378,6 +378,7 @@ def test_tools(broker, command):
     assert "\tleader 1\tepoch 0\treplicas 1\tin sync 1\n" in described
     described = output("cluster", "describe")
     assert "controller\t1\n" in described and "\track -\n" in described
+    assert "replicas of broker 1\tleads 2\n" in described
     assert output("cluster", "health") == "well\n"
     assert output("partition", "elect", "t:0") == "t:0\telected\n"
     assert output("partition", "reassign") == ""

@@ -54,6 +54,7 @@ class Replicas:
         self.w = w
         self.waiting: list[tuple[int, asyncio.Future[None]]] = []
         self.enough = True
+        self.watched = False
 
     def may_append(self, tp: TopicPartition) -> None:
         if not self.enough:
@@ -71,6 +72,9 @@ class Replicas:
         self.waiting.append((end, future))
         self.tell()
         return future
+
+    def watch_readable(self, tp: TopicPartition) -> None:
+        self.watched = True
 
     def tell(self) -> None:
         for end, future in sorted(self.waiting, key=lambda row: row[0]):
@@ -190,8 +194,16 @@ class World:
             self.turn()
 
     def replicate(self, offset: int | None = None) -> None:
+        before = self.log.high_watermark
         self.log.replicated(FOLLOWER, self.log.log_end_offset if offset is None else offset)
-        self.on_loop(self.replicas.tell)
+
+        def tell() -> None:
+            self.replicas.tell()
+            if self.log.high_watermark > before and self.replicas.watched:
+                self.replicas.watched = False
+                self.partitions.moved(LOG, self.log)
+
+        self.on_loop(tell)
 
     def threads(self) -> None:
         while work := self.appending or self.work:
@@ -249,6 +261,41 @@ def active(w: World, epoch: int) -> None:
     w.elect(epoch)
     w.settle()
     assert w.state is State.ACTIVE
+
+
+def test_a_coordinator_waits_for_slow_replicas_without_asking_again_and_again(world) -> None:
+    w = world
+    w.elect(1)
+    other_coordinator(w.log, "more", 6)
+    other_coordinator(w.log, "more", 7)
+    w.resign()
+    w.elect(2)
+    assert w.state is State.WAITING
+    w.on_loop(lambda: w.replicas.fail(TimedOutError("the follower is slow")))
+    assert not w.replicas.waiting and not w.loop._scheduled  # type: ignore[attr-defined]
+    w.replicate(w.log.log_end_offset - 1)
+    assert w.state is State.WAITING and len(w.replicas.waiting) == 1
+    w.on_loop(lambda: w.replicas.fail(NotEnoughReplicasError("one replica is in sync")))
+    w.settle()
+    assert w.state is State.ACTIVE and w.seen("more") == 7
+
+
+def test_why_the_topic_cannot_be_created_is_logged_once(
+    world, caplog: pytest.LogCaptureFixture
+) -> None:
+    w, errors = world, ["too few brokers"] * 3 + ["no controller"] * 2 + [""] + ["no controller"]
+
+    async def create() -> None:
+        if error := errors.pop(0):
+            raise NotEnoughReplicasError(error)
+
+    w.partitions._create_topic = create
+    while errors:
+        w.on_loop(w.partitions.ask_for_topic)
+    told = [record.getMessage() for record in caplog.records]
+    assert [text.rpartition(": ")[2] for text in told] == [
+        "too few brokers", "no controller", "no controller",
+    ]  # fmt: skip
 
 
 def test_a_commit_counts_when_the_replicas_have_it(world) -> None:

@@ -52,7 +52,13 @@ ANSWERS = {
     Effect.REFUSE_NOT_LED,
 }
 # Effects after which the worker commits nothing more of the head.
-STOPS = {Effect.STOP, Effect.REVOKE, Effect.WITHDRAW, Effect.REPORT_CUT}
+STOPS = {
+    Effect.STOP,
+    Effect.REVOKE,
+    Effect.WITHDRAW,
+    Effect.FAIL_WAITING,
+    Effect.REPORT_CUT,
+}
 DROPS = {Effect.DROP_NEXT, Effect.DROP_NEXT_SILENTLY}
 
 

@@ -21,7 +21,7 @@ def test_a_topic_that_cannot_be_looked_at_holds_up_no_other() -> None:
     async def run() -> None:
         image = SimpleNamespace(topics={"bad": object(), "good": object()}, damaged=())
         metadata: Any = SimpleNamespace(image=image, topic=lambda name: None)
-        logs = SimpleNamespace(partitions={}, partitions_of=partitions_of)
+        logs = SimpleNamespace(partitions={}, partitions_of=partitions_of, offline={}, lost={})
         none: Any = None
         replicas = LocalReplicas(
             1,
@@ -31,6 +31,7 @@ def test_a_topic_that_cannot_be_looked_at_holds_up_no_other() -> None:
             made=none,
             gone=none,
             remove=none,
+            failed=none,
         )
         await replicas.start()
         assert sorted(looked) == ["bad", "good"]

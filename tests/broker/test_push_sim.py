@@ -3,139 +3,25 @@ happen even once."""
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
+from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from kdirect.broker import followed_head
 from kdirect.broker.push import PushState
+from kdirect.errors import LogError
 from kdirect.format import layout
-from kdirect.rdma.contract import Access, Memory, State
-from kdirect.rdma.sim import Faults, SimNetwork
-from tests.broker.push_rig import Node, connect, follow
+from kdirect.log import growth
+from kdirect.rdma.contract import Access, Memory
+from kdirect.rdma.sim import Faults
+from tests.broker.push_rig import Node, connect
+from tests.broker.push_world import NOW, Producer, World
 from tests.log.conftest import make_batch
 
-SEGMENT_BYTES = 1 << 15
 CORRUPT_MESSAGE = 2
-NOW = 1_700_000_000_000
-
-
-class World:
-    """A leader and its followers on one simulated network; each step is drawn from the seed."""
-
-    def __init__(
-        self, seed: int, directory: Path, *, followers: int = 2, faults: Faults | None = None
-    ) -> None:
-        self.random = random.Random(seed)
-        self.network = SimNetwork(seed, faults)
-        self.nodes = [
-            Node(
-                n,
-                self.network.device(f"broker-{n}"),
-                directory / str(n),
-                segment_bytes=SEGMENT_BYTES,
-            )
-            for n in range(followers + 1)
-        ]
-        self.leader, *self.followers = self.nodes
-        self.counted = set(range(1, followers + 1))
-        self.slow: set[int] = set()
-        self.seen = self.first = 0  # the high watermark: the highest, and that of before
-        for follower in self.followers:
-            follower.tell = self._teller(follower)
-
-    def _teller(self, follower: Node) -> Callable[[str, Any], None]:
-        def tell(what: str, value: Any) -> None:
-            if what == "ahead" and value is not None and follower.number in self.leader.rings:
-                self.leader.ahead(follower.number, value)
-
-        return tell
-
-    def start(self, *, most_bytes: int = 4096, window: int = 8, epoch: int = 1) -> None:
-        self.leader.lead([f.number for f in self.followers], most_bytes, epoch)
-        self.epoch, self.window = epoch, window
-        self.seen = self.first = self.leader.partition.high_watermark
-        for follower in self.followers:
-            connect(self.leader, follower)
-            follow(self.leader, follower, window=window, epoch=epoch)
-
-    def close(self) -> None:
-        for node in self.nodes:
-            node.close()
-
-    def step(self) -> None:
-        """One node's worker, or the network, moves."""
-        if self.random.random() < 0.5:
-            self.network.step()
-        else:
-            ready = [n for n in self.nodes if n.number not in self.slow]
-            node = self.random.choice(ready)
-            node.worker.set_time(self.network.now_ns)
-            node.worker.step()
-        self.check()
-
-    def check(self) -> None:
-        """What is readable is everywhere that counts, and never goes back."""
-        high = self.leader.partition.high_watermark
-        assert high >= self.seen
-        self.seen = high
-        for follower in self.followers:
-            if follower.number in self.counted and high > self.first:
-                assert follower.partition.log_end_offset >= high
-            assert follower.partition.high_watermark <= max(high, 0), (
-                "a follower shows more than its leader"
-            )
-            assert follower.partition.log_end_offset <= self.leader.partition.log_end_offset
-
-    def run(self, until: Callable[[], bool], most: int = 60_000) -> None:
-        for _ in range(most):
-            if until():
-                return
-            self.step()
-        raise AssertionError(
-            f"did not happen: {[n.state() for n in self.nodes]} {self.leader.ring_debug()}"
-        )
-
-    def append(self, count: int, size: int = 100) -> None:
-        self.leader.append([make_batch(value_bytes=size, timestamp_ms=NOW) for _ in range(count)])
-
-    def end(self) -> int:
-        return self.leader.partition.log_end_offset
-
-    def follow_again(self) -> None:
-        """What the control plane does when a ring or a link has ended."""
-        for follower in self.followers:
-            ring = self.leader.rings[follower.number]
-            if ring.state == PushState.PUSHING:
-                continue
-            if ring.state != PushState.REFUSED or ring.link.qp.state != State.RTS:
-                connect(self.leader, follower)
-            follow(self.leader, follower, window=self.window, epoch=self.epoch)
-
-    def all_have(self, end: int) -> bool:
-        return all(f.partition.log_end_offset == end for f in self.followers)
-
-    def check_equal(self) -> None:
-        for follower in self.followers:
-            assert follower.sealed() == self.leader.sealed()
-            assert follower.head() == self.leader.head()
-            assert follower.epochs() == self.leader.epochs()
-
-
-@pytest.fixture
-def world(tmp_path: Path, seed: int) -> Iterator[Callable[..., World]]:
-    made: list[World] = []
-
-    def make(**options: Any) -> World:
-        options.setdefault("number", seed)
-        made.append(World(options.pop("number"), tmp_path / str(len(made)), **options))
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.close()
 
 
 def test_records_and_the_high_watermark_reach_followers(world: Callable[..., World]) -> None:
@@ -184,6 +70,22 @@ def test_a_roll_waits_for_nobody(world: Callable[..., World]) -> None:
     w.run(lambda: w.leader.partition.high_watermark == w.end())
     assert len(w.leader.sealed()) >= 3
     w.check_equal()
+
+
+def test_a_follower_that_begins_where_nothing_is_any_more(world: Callable[..., World]) -> None:
+    """The leader deletes segments after the follower has asked, before its grant has come."""
+    w = world(followers=1)
+    w.leader.lead([1], 4096)
+    follower, partition = w.followers[0], w.leader.partition
+    while len(partition.segments) < 3:
+        w.append(10, size=500)
+    connect(w.leader, follower)
+    grant = follower.follow(w.leader.ring_for(1, 8), 8, 1)
+    w.leader.count([])
+    partition.delete_records(partition.segments[1].base_offset)
+    with pytest.raises(LogError, match="begins at offset 0, which is not here"):
+        w.leader.push_to(1, grant)
+    assert w.leader.pushed is not None and w.leader.pushed.marks.ends().get(1, -1) == -1
 
 
 @pytest.mark.parametrize("where", ["in the future", "between batches", "sequence", "count"])
@@ -250,6 +152,42 @@ def test_damaged_bytes_are_refused_and_sent_again(world: Callable[..., World]) -
     w.check_equal()
 
 
+def test_a_file_of_which_a_part_was_refused_is_not_rolled(world: Callable[..., World]) -> None:
+    """Its last bytes are damaged, and the file after it is written already; the worker tells of the
+    one or the other first."""
+    w = world(followers=1)
+    w.start(window=64, most_bytes=0)
+    follower = w.followers[0]
+    w.append(1)
+    w.run(lambda: w.all_have(1))
+    w.slow = {1}
+    while len(w.leader.partition.segments) < 2:
+        w.append(1, size=4000)
+    w.append(1)
+    for _ in range(200):
+        w.step()
+    segment, rolled = follower.partition.segments[-1], w.leader.partition.segments[-1]
+    memory = Memory.wrap(segment.fd, segment.address, segment.mapped_length, True, segment)
+    memoryview(memory)[w.leader.partition.segments[0].size - 10] ^= 0x40
+    followed = follower.followed
+    assert followed is not None
+    told: list[Any] = []
+    heads = [followed._next.requests, followed._present.requests]  # type: ignore[union-attr]
+    for head in heads:
+        head.owner = SimpleNamespace(head_event=told.append)
+    follower.worker.set_time(w.network.now_ns)
+    follower.worker.step()
+    assert {*told} == {*heads}
+    for head in heads:
+        head.owner = followed
+        followed.head_event(head)
+    assert follower.ended == ["REFUSED"] and len(follower.partition.segments) == 1
+    assert follower.partition.log_end_offset == rolled.base_offset - 1
+    w.slow = set()
+    w.run(lambda: w.follow_again() or w.leader.partition.high_watermark == w.end())
+    w.check_equal()
+
+
 def test_a_new_epoch_in_the_bytes_is_noted_first(world: Callable[..., World]) -> None:
     """A follower that follows epoch 3 gets records of epochs 1 and 3: each is on disk before its
     first record, and nothing that has arrived is lost."""
@@ -291,8 +229,10 @@ def test_a_late_write_of_a_deposed_leader_reaches_nothing(world: Callable[..., W
     w.network.hold(ring.link.qp)
     w.append(1)
     w.network.run_until_idle()
+    bases = follower.state()["segments"]
     assert not follower.followed.end()  # type: ignore[union-attr]
     end = follower.partition.log_end_offset
+    assert follower.state()["segments"] == bases, "leaders alone decide where segments begin"
     assert follower.partition.append(make_batch(timestamp_ms=NOW)).error == 0
     before = follower.head()
     w.network.release()
@@ -344,6 +284,75 @@ def test_a_wait_for_the_high_watermark_is_told_once(world: Callable[..., World])
     assert len(w.followers[0].moved) == 1
 
 
+def test_more_is_wished_for_once_when_half_is_written(world: Callable[..., World]) -> None:
+    w = world(followers=1)
+    follower, leader = w.followers[0], w.leader
+    leader.lead([1], 4096, 1)
+    connect(leader, follower)
+    w.seen = w.first = leader.partition.high_watermark
+    grant = follower.follow(leader.ring_for(1, 8), 8)
+    leader.push_to(1, grant._replace(length=1 << 13))
+    ring = leader.rings[1]
+    w.append(10)
+    w.run(lambda: w.all_have(10))
+    assert ring.pushed[1] < 1 << 12 and not ring.take_wish()
+    w.append(20)
+    w.run(lambda: w.all_have(30))
+    assert 1 << 12 < ring.pushed[1] < 1 << 13 and not ring.wants_file
+    assert ring.take_wish() and ring.has_wished and not ring.take_wish()
+    leader.worker.renew_target(
+        leader.pushed.pushing, ring, grant.file_id, grant.address, grant.rkey, grant.length
+    )
+    assert not ring.has_wished
+
+
+def test_a_busy_replica_takes_a_large_segment_in_steps(
+    world: Callable[..., World], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is granted is zeroed first, and a producer may wait for that."""
+    most, step = 4 << 20, 256 << 10
+    monkeypatch.setattr(followed_head, "FIRST_BYTES", 1 << 16)
+    for module in (followed_head, growth):
+        monkeypatch.setattr(module, "STEP_BYTES", step)
+    w = world(followers=1, segment_bytes=most)
+    follower, leader = w.followers[0], w.leader
+    leader.lead([1], 4096, 1)
+    connect(leader, follower)
+    lengths = [follower.follow(leader.ring_for(1, 8), 8).length]
+    assert follower.followed is not None
+    while follower.followed.may_grow:
+        grant = follower.followed.grow()
+        assert grant is not None
+        lengths.append(grant.length)
+    assert lengths[0] == 1 << 16 and lengths[-1] == most
+    assert all(0 < after - before <= step for before, after in pairwise(lengths))
+    assert lengths[1] > lengths[0] + (step >> 1)
+
+
+def test_a_ring_that_wants_more_again_is_told_of_at_once(world: Callable[..., World]) -> None:
+    """Nobody else wakes the worker while producers wait for just that."""
+    w = world(followers=1)
+    follower, leader = w.followers[0], w.leader
+    leader.lead([1], 4096, 1)
+    connect(leader, follower)
+    w.seen = w.first = leader.partition.high_watermark
+    grant = follower.follow(leader.ring_for(1, 8), 8)
+    leader.push_to(1, grant._replace(length=1 << 12))
+    ring = leader.rings[1]
+    w.append(100)
+    w.run(lambda: ring.wants_file and ring.acknowledged == ring.posted)
+    leader.recv_cq.wait(0)
+    assert not leader.recv_cq.woken
+    leader.worker.renew_target(
+        leader.pushed.pushing, ring, grant.file_id, grant.address, grant.rkey, 1 << 13
+    )
+    assert ring.wants_file and leader.recv_cq.woken
+    leader.worker.renew_target(
+        leader.pushed.pushing, ring, grant.file_id, grant.address, grant.rkey, grant.length
+    )
+    w.run(lambda: w.all_have(100))
+
+
 @pytest.mark.parametrize("number", range(25))
 def test_schedules(world: Callable[..., World], number: int) -> None:
     """Appends, rolls, slow followers, torn and delayed WRITEs, damage, lost links, in any order."""
@@ -384,66 +393,3 @@ def _damage(w: World, follower: Node) -> None:
     at = segment.size + 40
     if at < len(view) and any(view[segment.size : at]):
         view[at] ^= 1
-
-
-class Producer:
-    """An exclusive RDMA producer of the leader's head, without kdirect's client."""
-
-    ENTRIES = 16
-
-    def __init__(self, w: World) -> None:
-        leader = w.leader
-        device = w.network.device("producer")
-        domain = device.alloc_pd()
-        self.ring = domain.register(
-            Memory.anonymous(self.ENTRIES * layout.ACK_BYTES),
-            Access.LOCAL_WRITE | Access.REMOTE_WRITE,
-        )
-        self.source = domain.register(Memory.anonymous(1 << 16), Access.LOCAL_WRITE)
-        self.cq = device.create_cq(64)
-        self.qp = domain.create_qp(device.create_cq(64), self.cq)
-        broker_domain = leader.device.alloc_pd()
-        broker_qp = broker_domain.create_qp(leader.send_cq, leader.recv_cq, max_recv_wr=16)
-        broker_qp.connect(self.qp.address, active=False)
-        self.qp.connect(broker_qp.address, active=True)
-        for i in range(self.ENTRIES):
-            self.qp.post_recv(i)
-        leader.worker.add_peer(
-            broker_qp,
-            16,
-            broker_domain.register(Memory.anonymous(16 * layout.NOTICE_BYTES), Access.LOCAL_WRITE),
-        )
-        kernel, head = leader.partition.kernel, leader.partition.segments[-1]
-        self.head = leader.worker.open_head(
-            kernel, head.base_offset, kernel.end_position, 1,
-            shared=False, entries=16, hole_timeout_ms=1000,
-        )  # fmt: skip
-        staging = broker_domain.register(
-            Memory.anonymous(self.ENTRIES * layout.ACK_BYTES), Access.LOCAL_WRITE
-        )
-        assert leader.worker.install(
-            1000, self.head, broker_qp, self.ring.address, self.ring.rkey, self.ENTRIES, staging,
-            False,
-        )  # fmt: skip
-        self.region = broker_domain.register(
-            Memory.wrap(head.fd, head.address, head.mapped_length, True, head),
-            Access.LOCAL_WRITE | Access.REMOTE_WRITE,
-        )
-        self.keep = [broker_domain, domain, staging, broker_qp]
-        self.position, self.order, self.at, self.acks = kernel.end_position, 0, 0, 0
-
-    def write(self, data: bytes) -> None:
-        memoryview(self.source.memory)[self.at : self.at + len(data)] = data
-        self.qp.post_write_imm(
-            0, self.source, self.at, len(data), self.region.address + self.position,
-            self.region.rkey, 1000 << layout.IMM_FILE_ID_SHIFT | self.order,
-        )  # fmt: skip
-        self.position += len(data)
-        self.at += len(data)
-        self.order += 1
-
-    def acknowledged(self) -> int:
-        for completion in self.cq.poll(16):
-            assert completion.ok
-            self.acks += completion.imm_data & layout.IMM_ORDER_MASK
-        return self.acks

@@ -12,6 +12,7 @@ import confluent_kafka
 import pytest
 
 from kdirect.client import connect
+from kdirect.model import TopicPartition
 from kdirect.wire.cluster import Cluster
 
 # What a proxy may do with a request instead of forwarding it; bytes are sent as the answer.
@@ -183,6 +184,32 @@ def kafka_messages(servers, topic, partition=0):
         out.append(message)
     consumer.close()
     return out
+
+
+def produce_answer(tp: TopicPartition, code: int):
+    """The body of a produce response with an error, by version."""
+
+    def answer(version: int) -> bytes:
+        flexible = version >= 9
+        topic = tp.topic.encode()
+        parts = [b"\0" if flexible else b""]
+        parts.append(
+            b"\2" + bytes([len(topic) + 1]) if flexible else struct.pack(">ih", 1, len(topic))
+        )
+        parts += [
+            topic,
+            b"\2" if flexible else struct.pack(">i", 1),
+            struct.pack(">ihqq", tp.partition, code, -1, -1),
+        ]
+        if version >= 5:
+            parts.append(struct.pack(">q", -1))
+        if version >= 8:
+            parts.append(b"\1\0" if flexible else struct.pack(">ih", 0, -1))
+        parts.append(b"\0\0" if flexible else b"")  # tags of partition and topic
+        parts.append(struct.pack(">i", 0) + (b"\0" if flexible else b""))
+        return b"".join(parts)
+
+    return answer
 
 
 @pytest.fixture

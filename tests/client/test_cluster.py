@@ -26,8 +26,9 @@ from kdirect.errors import (
 )
 from kdirect.format import protocol
 from kdirect.model import TopicPartition
-from kdirect.wire.cluster import Backoff, Cluster, parse_servers
+from kdirect.wire.cluster import Backoff, Cluster
 from kdirect.wire.metadata import PartitionMetadata, TopicMetadata
+from kdirect.wire.servers import parse_servers
 
 METADATA = 3
 

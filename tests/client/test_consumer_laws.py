@@ -13,6 +13,7 @@ import kdirect
 from kdirect.client import connect
 from kdirect.errors import BrokerError, KdirectError, OffsetOutOfRangeError, TimedOutError
 from kdirect.model import TopicPartition
+from kdirect.wire.environment import Environment
 from tests.support import poll_until
 
 SYNC_GROUP = 14
@@ -347,3 +348,33 @@ def test_a_negative_timeout_is_none(broker, make, transport, monkeypatch):
     monkeypatch.setattr(consumer._reading, "pull_arrow", late)
     calls.clear()
     assert consumer.poll_arrow(-0.5).column("offset").to_pylist() == [2]
+
+
+class _Sleeping(Environment):
+    """Time passes in `sleep`, and a little with each look at the clock; `slept` is kept."""
+
+    def __init__(self):
+        self.now = 1000.0
+        self.slept = []
+
+    def monotonic(self):
+        self.now += 1e-5
+        return self.now
+
+    def sleep(self, seconds):
+        self.slept.append((self.now - 1000.0, seconds))
+        self.now += seconds
+
+
+def test_a_poll_looks_less_often_the_longer_there_was_nothing(broker, make):
+    (tp,) = fill(broker, 1)
+    consumer = make(broker, transport="shm")
+    consumer.assign({tp: 0})
+    assert consumer.poll(20).offset() == 0
+    consumer._environment = clock = _Sleeping()
+    consumer._empty_since = None
+    assert consumer.poll(60) is None
+    for quiet, seconds in clock.slept:
+        assert seconds <= max(50e-6, quiet / 4) and seconds <= max(0.005, quiet / 200), quiet
+    assert max(seconds for _, seconds in clock.slept) <= 0.02
+    assert len([quiet for quiet, _ in clock.slept if quiet > 10]) < 60 * 50

@@ -112,11 +112,11 @@ def test_a_request_for_access_that_failed_leaves_nobody_where_it_stood(session, 
         assert len(list(islice(iter(lambda: consumer.poll(20), None), 10))) == 10
         ask, calls = Channel.consume_access, []
 
-        def once(channel, targets, *more):
+        def once(channel, targets, *more, **named):
             calls.append(targets)
             if len(calls) == 1:
                 raise BrokerError("injected", retriable=True)
-            return ask(channel, targets, *more)
+            return ask(channel, targets, *more, **named)
 
         monkeypatch.setattr(Channel, "consume_access", once)
         consumer.seek(A, 3)

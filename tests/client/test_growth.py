@@ -266,8 +266,8 @@ def test_a_broker_that_grants_the_same_again_is_not_asked_for_ever(grown, monkey
         producer.flush()
     ask, asked = Channel.consume_access, []
 
-    def short(channel, targets, *more):
-        answer = ask(channel, targets, *more)
+    def short(channel, targets, *more, **named):
+        answer = ask(channel, targets, *more, **named)
         asked.append(targets)
         for grant in answer.partitions:
             grant.length = 8192

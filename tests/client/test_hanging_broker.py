@@ -14,7 +14,10 @@ import pytest
 
 import kdirect
 from kdirect.model import TopicPartition
+from tests.client.conftest import CUT
+from tests.support import wait_until
 
+FIND_COORDINATOR = 10
 A, B = TopicPartition("a", 0), TopicPartition("b", 0)
 BROKER = """
 import sys, kdirect
@@ -117,3 +120,68 @@ def test_no_poll_waits_for_a_broker_that_hangs(brokers, how):
         while len(got[B]) < 40 and time.monotonic() < until:
             poll()
         assert got[B] == list(range(40))
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        pytest.param(lambda session: session.list_topics(), id="topics"),
+        pytest.param(lambda session: session.new_producer_id(), id="producer id"),
+    ],
+)
+def test_another_broker_is_asked_where_one_hangs(brokers, ask):
+    """What any broker can answer takes seconds, not request.timeout.ms."""
+    servers, (first, second) = brokers
+    settings = {"bootstrap.servers": ",".join(servers), "request.timeout.ms": 20_000}
+    with kdirect.connect({**settings, "transport": "tcp"}) as session:
+        assert len(session.list_topics()) == 2
+        port = session.cluster.control_connection().port
+        asked = first if servers[0].endswith(f":{port}") else second
+        asked.send_signal(signal.SIGSTOP)
+        began = time.monotonic()
+        ask(session)
+        assert time.monotonic() - began < 10
+        assert session.cluster.control_connection().port != port
+
+
+def test_auto_commit_does_not_wait_for_a_coordinator(broker, new_topic, proxy):
+    """A poll hands records out while nobody says who coordinates the group, and what was handed out
+    is committed once somebody does."""
+    tp = TopicPartition(new_topic(1), 0)
+    put(broker.bootstrap_servers, tp, 0, 30)
+    looked_for = False
+
+    def lost(api_key, version, correlation_id, body):
+        nonlocal looked_for
+        looked_for |= api_key == FIND_COORDINATOR
+        return CUT if api_key == FIND_COORDINATOR else None
+
+    proxy.decide = lost
+    settings = {
+        "bootstrap.servers": proxy.bootstrap_servers,
+        "transport": "tcp",
+        "group.id": tp.topic,
+        "auto.commit.interval.ms": 50,
+        "request.timeout.ms": 3000,
+    }
+    with kdirect.Consumer(settings) as consumer:
+        consumer.assign({tp: 0})
+        longest, got, began = 0.0, 0, time.monotonic()
+        while not looked_for or got < 30 or time.monotonic() - began < 2:
+            before = time.monotonic()
+            got += consumer.poll(0.05) is not None
+            longest = max(longest, time.monotonic() - before)
+            assert before - began < 30
+        assert longest < 1, "a poll waited for the coordinator"
+        proxy.decide = lambda *request: None
+        wait_until(
+            lambda: consumer.poll(0.05) is None and consumer.committed([tp]) == {tp: 30},
+            "the positions were committed",
+        )
+
+
+def test_one_broker_is_not_watched(broker, new_topic):
+    """Where there is no other, nobody can take its partitions over."""
+    with kdirect.Producer({"bootstrap.servers": broker.bootstrap_servers}) as producer:
+        producer.produce_sync(new_topic(1), b"x", partition=0)
+        assert producer._driver._silent.next_look == 0.0

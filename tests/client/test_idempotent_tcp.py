@@ -15,6 +15,7 @@ from kdirect.errors import BrokerUnavailableError, DeliveryError
 from kdirect.format.protocol import ErrorCode
 from kdirect.model import TopicPartition
 from kdirect.wire.connection import Connection
+from tests.client.conftest import produce_answer
 
 PRODUCE = 0
 TP = TopicPartition("t", 0)
@@ -75,15 +76,41 @@ def test_no_more_is_under_way_than_the_broker_remembers(request, broker, proxy, 
     if kind == "kafka":
         request.getfixturevalue("kafka")
     writer = appender(lambda partition: False)
+    writer.append(batch(0))  # by which the broker knows the producer
     proxy.once(PRODUCE, "silent", times=1000)
-    for i in range(20):
+    for i in range(1, 21):
         writer.submit(batch(i))
     until = time.monotonic() + (20 if kind == "kdirect" else 0.5)
-    while proxy.requests.count(PRODUCE) < 20 and time.monotonic() < until:
+    while proxy.requests.count(PRODUCE) < 21 and time.monotonic() < until:
         writer.poll()
         time.sleep(0.01)
-    assert proxy.requests.count(PRODUCE) == (5 if kind == "kafka" else 20)
+    assert proxy.requests.count(PRODUCE) == 1 + (5 if kind == "kafka" else 20)
     writer.abandon()
+
+
+def test_nothing_passes_the_first_batch_of_a_producer_id(broker, proxy, appender):
+    """The broker, which has no sequence of the producer yet, would take the second as the first:
+    a leader that resigns and leads again a moment later refuses the first alone."""
+    writer = appender(lambda partition: False)
+    proxy.once(PRODUCE, produce_answer(TP, ErrorCode.NOT_LEADER_OR_FOLLOWER))
+    for i in range(4):
+        writer.submit(batch(i))
+    writer.flush(20_000)
+    assert proxy.requests.count(PRODUCE) == 5
+    assert in_log(broker) == [b"%d" % i for i in range(4)]
+
+
+def test_nothing_passes_the_first_batch_of_a_later_producer_id(broker, proxy, appender):
+    writer = appender(lambda partition: False)
+    writer.append(batch(0))
+    last = ProducerIdentity(writer._identity.producer_id, 32767, lambda: (1 << 40, 0))
+    last.renew()  # its epochs are used up, so it has another producer id from here on
+    writer._identity = last
+    proxy.once(PRODUCE, produce_answer(TP, ErrorCode.NOT_LEADER_OR_FOLLOWER))
+    for i in range(1, 4):
+        writer.submit(batch(i))
+    writer.flush(20_000)
+    assert in_log(broker) == [b"%d" % i for i in range(4)]
 
 
 def test_what_was_committed_before_the_connection_broke_is_there_once(
@@ -91,24 +118,25 @@ def test_what_was_committed_before_the_connection_broke_is_there_once(
 ):
     """Kafka answers a repetition that is older than its last five batches as it answers a gap."""
     writer = appender(lambda partition: partition.base_offset < 0)
-    proxy.once(PRODUCE, None)
-    for i in range(20):
+    writer.append(batch(0))
+    for i in range(1, 21):
         writer.submit(batch(i))
-    assert committed(broker, 5)
+    assert committed(broker, 6)
     time.sleep(0.2)
     writer._connection.abort(
         BrokerUnavailableError("the connection broke before the answers were read", hint="")
     )
     writer.flush(20_000)
-    assert in_log(broker) == [b"%d" % i for i in range(20)]
+    assert in_log(broker) == [b"%d" % i for i in range(21)]
 
 
 def test_what_may_be_committed_gets_no_new_number(broker, proxy, appender, kafka):
     """Kafka has forgotten the producer, as after retention."""
     lost = []
-    writer = appender(lambda partition: bool(lost) and partition.base_offset < 3)
-    appends = [writer.submit(batch(i)) for i in range(3)]
-    assert committed(broker, 3)
+    writer = appender(lambda partition: bool(lost) and partition.base_offset < 4)
+    writer.append(batch(0))
+    appends = [writer.submit(batch(i)) for i in range(1, 4)]
+    assert committed(broker, 4)
     time.sleep(0.2)
     lost.append(True)
     writer._connection.abort(
@@ -117,5 +145,5 @@ def test_what_may_be_committed_gets_no_new_number(broker, proxy, appender, kafka
     with pytest.raises(DeliveryError, match="OUT_OF_ORDER_SEQUENCE_NUMBER"):
         writer.flush(20_000)
     assert all(a.done and a.error.maybe_committed for a in appends)
-    assert writer.append(batch(3)) == 3
-    assert in_log(broker) == [b"%d" % i for i in range(4)]
+    assert writer.append(batch(4)) == 4
+    assert in_log(broker) == [b"%d" % i for i in range(5)]

@@ -303,16 +303,19 @@ def test_what_replicas_have_not_confirmed_is_repeated_at_the_next_leader(
     leader: Leader, mode: str
 ) -> None:
     """The records are in the log already: the producer's sequence tells."""
-    leader.partition.set_replicas({2: 0})
+    first, *others = values(0, 11)
     with closing(producer_of(leader, **{"rdma.produce": mode})) as producer:
-        for value in values(0, 10):
+        producer.produce(TP.topic, first, partition=0)
+        assert producer.flush(30) == 0  # until then nothing else of its producer id goes out
+        leader.partition.set_replicas({2: 1})
+        for value in others:
             producer.produce(TP.topic, value, partition=0)
         assert producer.flush(0.1) == 10
         leader.resign()
         leader.partition.set_replicas({})
         leader.lead()
         assert producer.flush(30) == 0
-    assert log_of(leader) == values(0, 10)
+    assert log_of(leader) == values(0, 11)
 
 
 def test_too_few_replicas_are_waited_for(leader: Leader) -> None:

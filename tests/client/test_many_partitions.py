@@ -18,8 +18,8 @@ from kdirect.client import connect, tcp_multi_fetch
 from kdirect.errors import BrokerError, UnknownTopicError
 from kdirect.format import protocol
 from kdirect.model import TopicPartition
-from kdirect.wire.cluster import PartitionMetadata, TopicMetadata
 from kdirect.wire.connection import Connection
+from kdirect.wire.metadata import PartitionMetadata, TopicMetadata
 
 PATHS = pytest.mark.parametrize("transport", ["shm", "tcp"])
 

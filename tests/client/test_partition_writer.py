@@ -115,6 +115,17 @@ def test_a_partition_is_opened_when_it_is_needed_and_the_caller_is_told_when_tha
     assert writer.state is State.IDLE
 
 
+def test_a_broker_that_is_lost_while_a_partition_is_opened_is_looked_for_where_there_are_others():
+    writer = made(pw.Needed())
+    error = BrokerUnavailableError("it closed the connection while answering", hint="wait")
+    assert writer.on(pw.OpenFailed(error, elsewhere=True), 5.0) == ()
+    assert writer.state is State.LOST
+    assert writer.on(pw.Looked(), 6.0) == (pw.Probe(True),)
+    assert writer.on(pw.Reached(), 6.0) == (pw.Open(True),)
+    closing = made(pw.Needed())
+    assert closing.on(pw.OpenFailed(error, True, elsewhere=True), 5.0) == (pw.Raise(error),)
+
+
 @pytest.mark.parametrize("opening", [made(pw.Needed()), lost(1)], ids=["opening", "reopening"])
 def test_a_partition_that_is_closed_while_it_is_opened_stays_closed(opening):
     waiting_before = waiting(opening)

@@ -27,6 +27,8 @@ class OneCluster:
         self.environment, self.settings = first.environment, first.settings
         self.timeout_ms, self.backoff = first.timeout_ms, first.backoff
 
+    has_several_brokers = True
+
     def _of(self, tp):
         return self._sessions[tp.topic].cluster
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
+from contextlib import closing
 
+import pyarrow as pa
 import pytest
 
 import kdirect
 from kdirect.client import connect
+from kdirect.client.direct_append import DirectAppender
 from kdirect.client.partitioner import partition_for_key
 from kdirect.errors import (
     BufferFullError,
@@ -17,8 +21,14 @@ from kdirect.errors import (
     TimedOutError,
     UnknownTopicError,
 )
-from tests.client.conftest import create, kafka_messages
+from kdirect.format.protocol import ErrorCode
+from kdirect.log.partition import Partition
+from kdirect.model import TopicPartition
+from kdirect.wire.broker_errors import broker_error
+from tests.client.conftest import create, kafka_messages, produce_answer
+from tests.support import poll_until, wait_until
 
+PRODUCE = 0
 PATHS = pytest.mark.parametrize("transport", ["shm", "tcp"])
 
 
@@ -181,3 +191,157 @@ def test_a_broker_that_is_killed_and_comes_back(broker_process, transport):
     assert outcome == {b"%d" % i: None for i in range(300)}
     values = [m.value() for m in kafka_messages(broker.bootstrap_servers, "t")]
     assert sorted(set(values), key=int) == [b"%d" % i for i in range(300)]
+
+
+def refuse_for_now(proxy, monkeypatch):
+    """The partition refuses records as below min.insync.replicas, by TCP and by RDMA."""
+    refuses = ErrorCode.NOT_ENOUGH_REPLICAS
+    proxy.once(PRODUCE, produce_answer(TopicPartition("t", 0), refuses), times=1_000_000)
+
+    def refused(*arguments):
+        raise broker_error(refuses, "access to t-0")
+
+    monkeypatch.setattr(DirectAppender, "__init__", refused)
+
+
+@PATHS
+def test_a_partition_that_refuses_for_now_holds_nobody_up_while_there_is_room(
+    broker, proxy, monkeypatch, transport
+):
+    """As with Kafka's producers: below min.insync.replicas `produce` takes what buffer.memory has
+    room for, at once, and blocks for max.block.ms only then."""
+    create(broker)
+    refuse_for_now(proxy, monkeypatch)
+    settings = {
+        "bootstrap.servers": proxy.bootstrap_servers,
+        "transport": transport,
+        "max.in.flight": 4,
+        "batch.size": 1000,
+        "buffer.memory": 100_000,
+        "max.block.ms": 700,
+    }
+    values = [b"%d" % i + bytes(1000) for i in range(1000)]  # each fills a batch
+    with kdirect.Producer(settings) as producer:
+        accepted, took = 0, []
+        with pytest.raises(BufferFullError):
+            for value in values:
+                began = time.monotonic()
+                producer.produce("t", value)
+                took.append(time.monotonic() - began)
+                accepted += 1
+        assert accepted > 50 and max(took) < 0.5
+        assert producer.statistics()["failed_records"] == 0
+        monkeypatch.undo()
+        proxy.decide = lambda *request: None
+        assert producer.flush() == 0
+    got = [m.value() for m in kafka_messages(broker.bootstrap_servers, "t")]
+    assert got == values[:accepted]
+
+
+@PATHS
+def test_a_partition_that_refuses_for_now_fails_after_the_delivery_timeout(
+    broker, proxy, monkeypatch, transport
+):
+    create(broker)
+    refuse_for_now(proxy, monkeypatch)
+    settings = {
+        "bootstrap.servers": proxy.bootstrap_servers,
+        "transport": transport,
+        "batch.size": 1000,
+        "delivery.timeout.ms": 600,
+    }
+    told = []
+    with kdirect.Producer(settings) as producer:
+        began = time.monotonic()
+        for _ in range(50):
+            producer.produce("t", bytes(1000), on_delivery=lambda e, m: told.append(e))
+        assert time.monotonic() - began < 0.5
+        assert producer.flush() == 0
+    assert len(told) == 50 and all("NOT_ENOUGH_REPLICAS" in str(e) for e in told)
+
+
+def test_columns_leave_though_nobody_calls_the_producer_again(broker):
+    """Over TCP the first batch goes alone; those after it wait for its acknowledgement."""
+    create(broker)
+    settings = {
+        "bootstrap.servers": broker.bootstrap_servers,
+        "transport": "tcp",
+        "batch.size": 1000,
+    }
+    values = [b"%02d" % i + bytes(600) for i in range(20)]
+    tp = TopicPartition("t", 0)
+    with kdirect.Producer(settings) as producer, closing(connect(settings)) as session:
+        producer.send_arrow(pa.record_batch({"value": pa.array(values)}), "t")
+        poll_until(lambda: session.latest_offsets([tp])[tp] == 20)
+    assert [m.value() for m in kafka_messages(broker.bootstrap_servers, "t")] == values
+
+
+@pytest.fixture
+def slow_disk(tmp_path, monkeypatch):
+    """(a broker whose acknowledgements wait for the disk, an event: the disk goes on)."""
+    may_flush = threading.Event()
+    flush = Partition.flush
+
+    def held_up(self, up_to=None):
+        assert may_flush.wait(60)
+        flush(self, up_to)
+
+    monkeypatch.setattr(Partition, "flush", held_up)
+    with kdirect.Broker(log_dirs=tmp_path, log_flush_before_ack=True) as broker:
+        create(broker)
+        try:
+            yield broker, may_flush
+        finally:
+            may_flush.set()
+
+
+def test_records_that_nobody_waits_for_fail_in_time(slow_disk):
+    """The broker answers requests, and acknowledges nothing: a producer that only produces, and
+    repeats what found no room, loses what it has under way after delivery.timeout.ms, and goes on
+    by a new way."""
+    broker, may_flush = slow_disk
+    settings = {
+        "bootstrap.servers": broker.bootstrap_servers,
+        "transport": "shm",
+        "max.in.flight": 4,
+        "max.block.ms": 50,
+        "delivery.timeout.ms": 500,
+    }
+    with kdirect.Producer(settings) as producer:
+        began = time.monotonic()
+        full = 0
+        while not producer._driver.errors:
+            assert time.monotonic() < began + 30, "it waits for ever"
+            try:
+                producer.produce("t", b"x", partition=0)
+            except BufferFullError:
+                full += 1
+        assert full > 1 and time.monotonic() - began >= 0.5
+        may_flush.set()
+        with pytest.raises(DeliveryError, match="not delivered within 500 ms") as failed:
+            producer.flush()
+        assert failed.value.maybe_committed
+        producer.produce_sync("t", b"last", partition=0)
+
+
+def test_who_waits_for_an_acknowledgement_hears_that_access_has_ended(slow_disk):
+    """A Kafka client wants the head of an RDMA producer that waits for the disk, and so does not
+    heed the recall.  Its access ends before the disk has the record, which it repeats."""
+    broker, may_flush = slow_disk
+    tp = TopicPartition("t", 0)
+    heads, log = broker._server.access.produce.heads, broker._server.logs.partitions[tp]
+    settings = {"bootstrap.servers": broker.bootstrap_servers}
+    with (
+        closing(kdirect.Producer({**settings, "transport": "shm"})) as first,
+        closing(kdirect.Producer({**settings, "transport": "tcp"})) as second,
+    ):
+        first.produce("t", b"first", partition=0)
+        head = heads[tp]
+        wait_until(
+            lambda: broker._server.logs.partitions[tp].log_end_offset == 1, "it is in the log"
+        )
+        second.produce("t", b"second", partition=0)
+        wait_until(lambda: head.ended, "access has ended")
+        may_flush.set()
+        assert first.flush(20) == 0 and second.flush(20) == 0
+    assert log.high_watermark == 2

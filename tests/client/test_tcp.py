@@ -32,6 +32,7 @@ from kdirect.errors import (
 )
 from kdirect.model import LATEST_OFFSET, TopicPartition
 from kdirect.wire.cluster import Cluster
+from tests.client.conftest import produce_answer
 
 PRODUCE, FETCH, METADATA = 0, 1, 3
 
@@ -95,7 +96,7 @@ def test_whole_batches_of_any_prefix(counts, data):
         offset += count
         ends.append((len(log), offset))
     cut = data.draw(st.integers(0, len(log)))
-    whole, next_offset, needed, wrong = whole_batches(log[:cut], 0)
+    whole, next_offset, needed, wrong, _ = whole_batches(log[:cut], 0)
     at = max(i for i, (end, _) in enumerate(ends) if end <= cut)
     assert (whole, next_offset, wrong) == (*ends[at], None)
     left = cut - whole
@@ -108,7 +109,7 @@ def test_whole_batches_of_any_prefix(counts, data):
 
 @given(st.binary(max_size=300), st.integers(0, 2**63 - 1))
 def test_any_bytes_are_walked_within_bounds(data, offset):
-    whole, next_offset, _, _ = whole_batches(data, offset)
+    whole, next_offset, *_ = whole_batches(data, offset)
     assert 0 <= whole <= len(data) and next_offset >= offset
 
 
@@ -256,32 +257,6 @@ def test_wrong_arguments(cluster):
         TcpAppender(cluster, TopicPartition("t", 0)).submit("text")
     with pytest.raises(KeyError):
         TcpAppender(cluster, TopicPartition("t", 0), "2")
-
-
-def produce_answer(tp: TopicPartition, code: int):
-    """The body of a produce response with an error, by version."""
-
-    def answer(version: int) -> bytes:
-        flexible = version >= 9
-        topic = tp.topic.encode()
-        parts = [b"\0" if flexible else b""]
-        parts.append(
-            b"\2" + bytes([len(topic) + 1]) if flexible else struct.pack(">ih", 1, len(topic))
-        )
-        parts += [
-            topic,
-            b"\2" if flexible else struct.pack(">i", 1),
-            struct.pack(">ihqq", tp.partition, code, -1, -1),
-        ]
-        if version >= 5:
-            parts.append(struct.pack(">q", -1))
-        if version >= 8:
-            parts.append(b"\1\0" if flexible else struct.pack(">ih", 0, -1))
-        parts.append(b"\0\0" if flexible else b"")  # tags of partition and topic
-        parts.append(struct.pack(">i", 0) + (b"\0" if flexible else b""))
-        return b"".join(parts)
-
-    return answer
 
 
 @pytest.mark.parametrize("code", [6, 5, 3, 7, 19])
@@ -472,7 +447,7 @@ def test_fetches_of_any_size_give_whole_batches_once_each(cluster, filled, max_b
                 fetched.high_watermark == fetched.last_stable_offset == 210
                 and fetched.log_start_offset == 0
             )
-            whole, _, needed, wrong = whole_batches(fetched.data, 0)
+            whole, _, needed, wrong, _ = whole_batches(fetched.data, 0)
             assert (whole, needed, wrong) == (len(fetched.data), 0, None) and whole > 0
             got += fetched.data
             while len(b"".join(batches[:seen])) < len(got):

@@ -20,8 +20,10 @@ import pytest
 
 import kdirect
 from kdirect.broker.cluster_view import ClusterLayout, Node
+from kdirect.client.tcp_multi_fetch import TcpRound
 from kdirect.errors import BrokerError, KdirectError
 from kdirect.model import TopicPartition
+from kdirect.options import CLIENT
 
 NEAR = [TopicPartition("near", i) for i in range(2)]
 FAR = [TopicPartition("far", i) for i in range(2)]
@@ -356,6 +358,29 @@ def test_nothing_to_read_from_two_leaders_is_no_error(pair: Pair) -> None:
     with kdirect.Consumer(given) as consumer:
         consumer.assign(dict.fromkeys(PARTITIONS, 0))
         assert polled(consumer, for_seconds(4))[:2] == ({}, [])
+
+
+def test_two_leaders_are_waited_for_at_once(pair: Pair) -> None:
+    """A round sleeps until one of them has answered, whichever it is, and looks at none before."""
+    given = CLIENT.resolve({**settings(pair, "tcp"), "fetch.wait.max.ms": 60_000})
+    with closing(kdirect.connect(given)) as session, session.producer() as producer:
+        tcp = TcpRound(session.cluster, given)
+        tcp.assign(dict.fromkeys(PARTITIONS, 0))
+        tcp.step(0)
+        began = time.monotonic()
+        assert not tcp.step(400)
+        assert 0.35 < time.monotonic() - began < 5
+        for tp in (NEAR[1], FAR[0]):
+            written = threading.Timer(
+                0.2, producer.produce_sync, (tp.topic, b"x"), {"partition": tp.partition}
+            )
+            began = time.monotonic()
+            written.start()
+            assert tcp.step(10_000) and tcp.next_ready() == tp
+            assert time.monotonic() - began < 5
+            written.join()
+            tcp.release([tp])
+        tcp.close()
 
 
 def test_watermarks_of_a_lost_broker_hold_up_nobody(pair: Pair) -> None:

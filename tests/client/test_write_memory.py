@@ -14,10 +14,11 @@ import time
 
 import pytest
 
-from kdirect.client.direct_write import FileWriter
+from kdirect.client.direct_write import NO_ROOM_BUFFER, NOT_GRANTED, SENT, FileWriter
+from kdirect.client.idempotence import ProducerIdentity
 from kdirect.errors import QueuePairError
 from kdirect.format import layout
-from kdirect.format.codec import decode_records
+from kdirect.format.codec import decode_records, encode_records
 from kdirect.rdma.contract import Access, Memory, Opcode, Status
 from kdirect.rdma.shm import ShmDevice
 from kdirect.wire.ack_router import AckRouter
@@ -25,6 +26,7 @@ from kdirect.wire.ack_router import AckRouter
 FILE_BYTES = 65536
 WINDOW = 4
 FILE_ID = 7
+CORRUPT_MESSAGE = 2
 
 
 @pytest.fixture
@@ -82,12 +84,52 @@ class Ends:
 
     def acknowledge_first(self):
         """The broker's answer to the first request overtakes the completion of its WRITE."""
-        entry = memoryview(self.staging.memory)
-        struct.pack_into("=IHHhHI", entry, 0, 0, FILE_ID, 0, 0, 0, 1)
-        self.broker_qp.post_write_imm(1, self.staging, 0, layout.ACK_BYTES, self.ring.address,
-                                      self.ring.rkey,
-                                      FILE_ID << layout.IMM_FILE_ID_SHIFT | 1)  # fmt: skip
+        self.answer(0)
         assert self.writer.wait_acknowledged(0, 10_000)
+
+    def answer(self, order, error=0):
+        """To the request of this order."""
+        entry = memoryview(self.staging.memory)
+        struct.pack_into("=IHHhHI", entry, 0, order, FILE_ID, order, error, 0, 1)
+        self.broker_qp.post_write_imm(1, self.staging, 0, layout.ACK_BYTES,
+                                      self.ring.address + order * layout.ACK_BYTES, self.ring.rkey,
+                                      FILE_ID << layout.IMM_FILE_ID_SHIFT | 1)  # fmt: skip
+
+
+@pytest.mark.parametrize("send", ["a record", "batches"])
+def test_the_first_request_of_a_producer_id_goes_alone(devices, send):
+    """Until one was acknowledged: the broker would take the next as the first, if the first is
+    refused alone.  Then as many go as the window has room for, also into the next grant."""
+    ends = Ends(*devices)
+    writer = ends.writer
+    for number in range(8):
+        ends.broker_qp.post_recv(number)
+    writer.identity = ProducerIdentity(5, 0, lambda: (6, 0))
+    batch = encode_records([(None, b"v", [], 1)])
+
+    def post():
+        if send == "batches":
+            return writer.try_batches(batch, 1)
+        return writer.try_record(b"v")
+
+    assert [post(), post()] == [SENT, NO_ROOM_BUFFER]
+    ends.answer(0, CORRUPT_MESSAGE)
+    assert not writer.wait_acknowledged(0, 10_000)
+    assert post() == NOT_GRANTED
+    assert len(writer.take_refused()) == 1
+    assert [post(), post()] == [SENT, NO_ROOM_BUFFER]  # that one was not acknowledged either
+    ends.answer(1)
+    assert writer.wait_acknowledged(1, 10_000)
+    assert [post(), post()] == [SENT, SENT]
+    ends.answer(2)
+    ends.answer(3)
+    assert writer.wait_acknowledged(3, 10_000) and writer.wait_completed()
+    ends.open()
+    assert [post(), post()] == [SENT, SENT]
+    writer.identity = ProducerIdentity(6, 0, lambda: None)
+    assert post() == NO_ROOM_BUFFER  # what is under way comes first
+    writer.forget()
+    writer.close()
 
 
 def test_memory_of_a_write_under_way_stays_when_its_writer_is_closed(devices):

@@ -20,7 +20,7 @@ import argparse
 import random
 import sys
 import time
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from kdirect.cluster.following_replica import Phase
 from kdirect.cluster.partition_state import NO_LEADER
@@ -225,11 +225,7 @@ class Run:
 
     def heal(self) -> None:
         """Every fault ends.  All replicas come into sync, and have the same records."""
-        self.bounds = self.bounds._replace(epochs=self.bounds.epochs + _SPARE_EPOCHS, stale=False)
-        more = (0,) * _SPARE_EPOCHS
-        self.world = self.world._replace(
-            older=(), highest=self.world.highest + more, written=self.world.written + more
-        )
+        self.bounds, self.world = with_more_epochs(self.bounds, self.world)
         for broker, replica in enumerate(self.world.replicas):
             for follower, _ in replica.pushed:  # whatever was lost over a link is noticed
                 self.bounds = self.bounds._replace(losses=NEVER)
@@ -254,6 +250,14 @@ class Run:
 
 
 _SPARE_EPOCHS = 20
+
+
+def with_more_epochs(bounds: Bounds, world: World) -> tuple[Bounds, World]:
+    """Room for the elections that heal, of which everybody learns at once."""
+    bounds = bounds._replace(epochs=bounds.epochs + _SPARE_EPOCHS, stale=False)
+    more = (0,) * _SPARE_EPOCHS
+    world = world._replace(older=(), highest=world.highest + more, written=world.written + more)
+    return bounds, world
 
 
 def is_whole(world: World) -> bool:
@@ -298,12 +302,18 @@ def main(arguments: list[str]) -> int:
     alone = options.seed is not None
     begun = time.monotonic()
     found = failing(options.seed if alone else options.first, 1 if alone else options.schedules)
+    return tell("tests.cluster.simulate", found, alone, begun)
+
+
+def tell(module: str, found: tuple[int, Any, str] | None, alone: bool, begun: float) -> bool:
+    """Print what the command line `module` has found since `begun`, with its steps if that seed
+    was asked for alone; whether there was anything."""
     if found is not None:
         seed, run, broken = found
         for number, move in enumerate(run.path if alone else (), 1):
-            print(f"{number:4} {move[0]} {' '.join(map(str, move[1:]))}")
+            print(f"{number:4} {' '.join(map(str, move))}")
         print(f"seed {seed}: BROKEN: {broken}")
-        print(f"python -m tests.cluster.simulate --seed {seed}")
+        print(f"python -m {module} --seed {seed}")
     print(f"{time.monotonic() - begun:.1f} s")
     return found is not None
 

@@ -52,6 +52,11 @@ def confirmed(broker: int, end: int, *, incarnation: int = 0, epoch: int = EPOCH
     return Confirmed(broker, incarnation or 10 + broker, epoch, end)
 
 
+def full(broker: int, end: int, *, level: bool = False) -> Confirmed:
+    """Without room for what follows."""
+    return confirmed(broker, end)._replace(level=level, is_full=True)
+
+
 def shows(offset: int) -> tuple[ShowHighWatermark]:
     return (ShowHighWatermark(offset),)
 
@@ -192,6 +197,23 @@ WAYS: dict[str, tuple[PartitionState, int, list[tuple[Any, tuple[Any, ...]]]]] =
         [
             (confirmed(1, 10), ()),
             (Registered(((0, 10), (1, 99), (2, 12))), proposes(0, 2, heard=())),
+        ],
+    ),
+    "one that has no room leaves at once, and does not come back before it gets further": (
+        ALL,
+        1,
+        [
+            (confirmed(1, 10), ()),
+            (confirmed(2, 10), shows(10)),
+            (Appended(12), ()),
+            (full(1, 10), proposes(0, 2, heard=(2,))),
+            (Learned(state(0, 2, version=8)), ()),
+            (confirmed(2, 11), shows(11)),
+            (full(1, 11), ()),  # level with what readers see, or with the log's end
+            (full(1, 11, level=True), ()),
+            (Ticked(10), ()),
+            (confirmed(2, 12), shows(12)),
+            (confirmed(1, 12), proposes(0, 1, 2, heard=(1, 2), version=8)),
         ],
     ),
     "below min.insync.replicas the high watermark stands still": (

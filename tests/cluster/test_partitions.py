@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kdirect.cluster import paths, records
+from kdirect.cluster import paths
 from kdirect.cluster.codes import Code
 from kdirect.cluster.controller import Ticked
 from kdirect.cluster.image import Settings
@@ -18,6 +18,7 @@ from kdirect.cluster.requests import (
     Reassign,
     ReassignmentRow,
     ReassignRow,
+    ReplicasFailed,
     ShutDown,
 )
 from kdirect.model import TopicPartition
@@ -25,6 +26,7 @@ from kdirect.store.contract import (
     Create,
 )
 from tests.cluster.desk import T0, T1, Desk, alter, elect, start, stop
+from tests.cluster.test_records import as_old_tools_write
 
 # -- in sync ---------------------------------------------------------------------------------------
 
@@ -89,6 +91,34 @@ def test_a_broker_that_died_or_shuts_down_cannot_join() -> None:
     assert alter(desk, 0, 0, 1).rows[0].code is Code.NONE
 
 
+def test_the_refusal_of_a_proposal_ends_a_copy_that_comes_later() -> None:
+    desk = Desk()
+    desk.create("t", [(0, 1, 2)])
+    alter(desk, 0, 0, 1)
+    before, leader = desk.state(), desk.live(0).incarnation
+    stop(desk, 2)
+    desk.register(2)  # the controller has not heard of it yet
+    returned = desk.tree.get(paths.broker(2)).created
+    late = InSyncRow(T0, 0, before.version, (*desk.in_sync(0, 1), (2, returned)))
+    answer = desk.ask(AlterInSync(None, 0, leader, (late._replace(repeated=True),)))
+    assert answer.rows[0].code is Code.INELIGIBLE_REPLICA
+    renewed = desk.state()
+    assert answer.rows[0].state == renewed == before._replace(version=before.version + 1)
+    desk.brokers()  # now it could be accepted
+    answer = desk.ask(AlterInSync(None, 0, leader, (late,)))
+    assert answer.rows[0].code is Code.INVALID_UPDATE_VERSION
+    assert desk.state() == renewed
+
+
+def test_only_the_leader_gives_a_state_a_new_version() -> None:
+    desk = Desk()
+    desk.create("t", [(0, 1, 2)])
+    before = desk.state()
+    answer = alter(desk, 1, 1, repeated=True)
+    assert answer.rows[0].code is Code.INVALID_REQUEST
+    assert desk.state() == before
+
+
 def test_a_request_of_a_process_that_is_gone_is_refused() -> None:
     desk = Desk()
     desk.create("t", [(0, 1)])
@@ -98,6 +128,100 @@ def test_a_request_of_a_process_that_is_gone_is_refused() -> None:
         assert answer.outcome.code is Code.STALE_BROKER_EPOCH
         answer = desk.ask(ShutDown(None, broker, incarnation))
         assert answer.outcome.code is Code.STALE_BROKER_EPOCH
+
+
+# -- replicas that fail ----------------------------------------------------------------------------
+
+
+def fail(desk: Desk, broker: int, *partitions: TopicPartition, full: bool = False) -> list[Code]:
+    incarnation = desk.live(broker).incarnation
+    answer = desk.ask(ReplicasFailed(None, broker, incarnation, partitions, full))
+    return [row.outcome.code for row in answer.rows]
+
+
+def test_a_directory_that_fails_moves_its_own_leaders() -> None:
+    desk = Desk()
+    desk.create("t", [(0, 1, 2), (0, 1, 2)])
+    assert fail(desk, 0, T0, TopicPartition("t", 7)) == [
+        Code.NONE,
+        Code.UNKNOWN_TOPIC_OR_PARTITION,
+    ]
+    assert desk.state(T0)[:3] == (1, 1, (1, 2))
+    assert desk.state(T1)[:3] == (0, 0, (0, 1, 2))
+    assert alter(desk, 1, 0, 1, 2).rows[0].code is Code.INELIGIBLE_REPLICA
+    assert elect(desk, ElectionKind.PREFERRED, T0) == [Code.PREFERRED_LEADER_NOT_AVAILABLE]
+    assert fail(desk, 2, T0) == [Code.NONE]  # a follower's
+    assert desk.state(T0)[:3] == (1, 1, (1,))
+    desk.begin()  # another controller
+    assert dict(desk.partition(T0).failed) == {n: desk.live(n).incarnation for n in (0, 2)}
+    stop(desk, 0)
+    start(desk, 0)  # its directory is mended
+    assert alter(desk, 1, 0, 1).rows[0].code is Code.NONE
+    assert elect(desk, ElectionKind.PREFERRED, T0) == [Code.NONE]
+    assert desk.state(T0)[:3] == (0, 2, (0, 1))
+
+
+def test_a_partition_whose_replicas_have_all_failed_waits_for_one_in_sync() -> None:
+    desk = Desk()
+    desk.create("t", [(0, 1, 2)])
+    alter(desk, 0, 0, 1)
+    assert fail(desk, 0, T0) + fail(desk, 1, T0) == [Code.NONE] * 2
+    assert desk.state()[:3] == (NO_LEADER, 2, (1,))
+    assert elect(desk, ElectionKind.UNCLEAN, T0) == [Code.NONE]
+    assert desk.state()[:3] == (2, 3, (2,)), "one whose replica has failed is not elected"
+    desk.create("u", [(0,)])
+    u = TopicPartition("u", 0)
+    fail(desk, 0, u)
+    assert elect(desk, ElectionKind.UNCLEAN, u) == [Code.ELIGIBLE_LEADERS_NOT_AVAILABLE]
+    stop(desk, 0)
+    start(desk, 0)
+    assert desk.state(u)[:3] == (0, 2, (0,))
+
+
+def test_what_failed_and_was_mended_may_lack_records() -> None:
+    """What was not synced when a disk failed may be gone, though the machine ran on."""
+    desk = Desk()
+    desk.create("t", [(0, 1)], min_insync_replicas="2")
+    assert fail(desk, 0, T0) + fail(desk, 1, T0) == [Code.NONE] * 2
+    assert (desk.state()[:3], desk.state().eligible) == ((NO_LEADER, 2, (1,)), (0,))
+    stop(desk, 0)
+    start(desk, 0)
+    assert (desk.state()[:3], desk.state().eligible) == ((NO_LEADER, 2, (1,)), ())
+    stop(desk, 1)
+    desk.begin()  # another controller
+    start(desk, 1)
+    assert desk.state()[:3] == (1, 3, (1,)), "no better one will come"
+    assert alter(desk, 1, 0, 1).rows[0].code is Code.NONE
+
+
+def test_a_leader_without_room_hands_over_and_may_come_back() -> None:
+    desk = Desk()
+    desk.create("t", [(0, 1, 2)])
+    assert fail(desk, 0, T0, full=True) == [Code.NONE]
+    assert desk.state()[:3] == (1, 1, (1, 2))
+    assert alter(desk, 1, 0, 1, 2).rows[0].code is Code.NONE
+    stop(desk, 0, 2)
+    assert fail(desk, 1, T0, full=True) == [Code.ELIGIBLE_LEADERS_NOT_AVAILABLE]
+    assert desk.state()[:3] == (1, 1, (1,))
+
+
+def test_a_follower_without_room_is_in_sync_no_more() -> None:
+    desk = Desk()
+    desk.create("t", [(0, 1, 2)], min_insync_replicas="2")
+    assert fail(desk, 1, T0, full=True) == [Code.NONE]
+    assert desk.state()[:3] == (0, 0, (0, 2))
+    assert fail(desk, 1, T0, full=True) == [Code.ELECTION_NOT_NEEDED]
+    assert fail(desk, 2, T0, full=True) == [Code.NONE]
+    assert desk.state()[:3] == (0, 0, (0,))
+    assert desk.state().eligible == (2,), "it has every committed record, as long as nothing is"
+
+
+def test_only_the_process_that_lives_says_what_failed() -> None:
+    desk = Desk()
+    desk.create("t", [(0, 1, 2)])
+    answer = desk.ask(ReplicasFailed(None, 0, desk.live(0).incarnation + 1, (T0,)))
+    assert answer.outcome.code is Code.STALE_BROKER_EPOCH
+    assert desk.state()[:3] == (0, 0, (0, 1, 2))
 
 
 # -- elections -------------------------------------------------------------------------------------
@@ -237,8 +361,9 @@ def test_unclean_election_on_demand() -> None:
     assert desk.state()[:3] == (1, 2, (1,))
 
 
-def test_leaders_are_rebalanced_when_it_is_time() -> None:
-    desk = Desk(settings=Settings(rebalance_interval_ms=1000))
+@pytest.mark.parametrize("enabled", [True, False])
+def test_leaders_are_rebalanced_when_it_is_time(enabled: bool) -> None:
+    desk = Desk(settings=Settings(rebalance=enabled, rebalance_interval_ms=1000))
     desk.create("t", [(0, 1), (1, 0)])
     stop(desk, 0)
     start(desk, 0)
@@ -247,7 +372,7 @@ def test_leaders_are_rebalanced_when_it_is_time() -> None:
     desk.feed(Ticked(999))
     assert desk.state(T0).leader == 1
     desk.feed(Ticked(1000))
-    assert desk.state(T0).leader == 0
+    assert desk.state(T0).leader == (0 if enabled else 1)
 
 
 def test_leaders_are_not_rebalanced_below_the_limit() -> None:
@@ -400,7 +525,20 @@ def test_the_node_of_old_tools_is_taken() -> None:
     desk = Desk(4)
     desk.create("t", [(0, 1)])
     wanted = {T0: (2, 3), T1: (0,)}
-    desk.write(Create(paths.REASSIGNMENTS, records.encode_reassignments(wanted)))
+    desk.write(Create(paths.REASSIGNMENTS, as_old_tools_write(wanted)))
     desk.begin()
     assert desk.partition().adding == (2, 3)
     assert desk.tree.get(paths.REASSIGNMENTS) is None
+
+
+def test_a_replica_that_failed_may_come_again_when_it_has_been_moved_away() -> None:
+    """It is made in another directory then."""
+    desk = Desk(3)
+    desk.create("t", [(0, 1)])
+    assert fail(desk, 0, T0) == [Code.NONE]
+    assert move(desk, 1, 2) is Code.NONE
+    assert alter(desk, 1, 1, 2).rows[0].code is Code.NONE
+    assert desk.partition(T0).replicas == (1, 2) and not desk.partition(T0).failed
+    assert move(desk, 1, 0) is Code.NONE
+    assert alter(desk, 1, 0, 1, 2).rows[0].code is Code.NONE
+    assert desk.partition(T0).replicas == (1, 0)

@@ -28,6 +28,7 @@ POWER = Bounds(crashes=1, lossy=True, min_in_sync=2, records=1, epochs=1, change
 WHOLE = {
     "a change and its return": RETURN,
     "two records, two elections": TWO,
+    "a record, three epochs": TWO._replace(records=1, epochs=3),
     "a lost link": Bounds(records=1, epochs=1, changes=2, losses=1),
     "two replicas, three epochs": Bounds(replicas=2, records=2, epochs=3, changes=2, losses=1),
     "late answers": PAIR._replace(records=2, epochs=3, changes=0, late=True),

@@ -8,6 +8,7 @@ import ctypes
 import mmap
 import os
 import shutil
+import struct
 import subprocess
 import tempfile
 import time
@@ -49,6 +50,11 @@ def make_batch(
         value = (fill * value_bytes)[:value_bytes]
         assert builder.append(i, timestamp, b"k%d" % i, value, []) is not None
     return bytes(builder.build())
+
+
+def stamped(data: bytes, offset: int, epoch: int = 0) -> bytes:
+    """The batch as a log keeps it: with its base offset and leader epoch."""
+    return struct.pack(">q", offset) + data[8:12] + struct.pack(">i", epoch) + data[16:]
 
 
 def commit_at_tail(kernel: CommitKernel, length: int, now_ms: int, position: int = -1) -> Any:

@@ -29,10 +29,12 @@ from kdirect.format import layout
 from kdirect.format.batch import crc32c, iterate_batches
 from kdirect.log import checkpoint, producer_state
 from kdirect.log.config import LogConfig
+from kdirect.log.growth import head_bytes
 from kdirect.log.manager import LogManager
 from kdirect.log.mapped import copy_bytes
 from kdirect.log.producers import ProducerEntry
 from kdirect.model import TopicPartition
+from tests.log.conftest import stamped
 
 TP = TopicPartition("t", 0)
 NOW = int(time.time() * 1000)
@@ -40,10 +42,6 @@ NOW = int(time.time() * 1000)
 
 def files(directory: Path) -> list[str]:
     return sorted(p.name for p in directory.iterdir())
-
-
-def stamped(data: bytes, offset: int, epoch: int = 0) -> bytes:
-    return struct.pack(">q", offset) + data[8:12] + struct.pack(">i", epoch) + data[16:]
 
 
 def test_segment_files_are_kafkas(open_partition, batch, seed) -> None:
@@ -125,14 +123,11 @@ def test_what_there_is_of_a_head_is_allocated_and_never_sparse(open_partition, b
 
 def test_default_sizes() -> None:
     config = LogConfig()
-    assert (
-        config.segment_bytes == 64 << 20
-        and config.offset_index_bytes < 200_000
-        and config.time_index_bytes < 256_000
-    )
-    assert LogConfig(index_interval_bytes=1).offset_index_bytes == 10 << 20, (
-        "never more than index_max_bytes"
-    )
+    whole = head_bytes(config, config.segment_bytes)
+    assert whole.log == config.segment_bytes == 64 << 20
+    assert whole.offset_index < 200_000 and whole.time_index < 256_000
+    most = head_bytes(LogConfig(index_interval_bytes=1), config.segment_bytes)
+    assert most.offset_index == 10 << 20, "never more than index_max_bytes"
     assert LogConfig(segment_bytes=5000).segment_bytes == 8192
     for name, value in (
         ("segment.bytes", "100"),
@@ -349,7 +344,8 @@ def test_checkpoint_files_are_kafkas(tmp_path, batch) -> None:
     assert (directory / "t-0" / "partition.metadata").read_text() == (
         "version: 0\ntopic_id: EjRWeBI0VngSNFZ4EjRWeA\nkdirect_dense_from: 0"
     )
-    assert (directory / "t-0" / "leader-epoch-checkpoint").read_text() == "0\n1\n0 5\n"
+    # The epoch of the first record that is kept, below the log start.
+    assert (directory / "t-0" / "leader-epoch-checkpoint").read_text() == "0\n1\n0 4\n"
     meta = checkpoint.read_properties(directory / "meta.properties")
     assert (meta["version"], meta["node.id"], meta["cluster.id"]) == (
         "1",
@@ -583,16 +579,22 @@ def test_close_while_others_append(tmp_path, batch) -> None:
 
 
 def test_the_names_of_a_new_partition_are_synced_once(tmp_path, monkeypatch):
-    """With all of them, and before the partition is known; each file is synced by itself."""
+    """With all of them, each file by itself, before the partition has its name and is known."""
     synced = []
 
     def sync(directory):
         synced.append((directory, sorted(os.listdir(directory))))
         real(directory)
 
-    real = checkpoint.sync_directory
+    def sync_each(parent, paths):
+        if paths:
+            synced.append((parent, sorted(str(p.relative_to(parent)) for p in paths)))
+        real_paths(parent, paths)
+
+    real, real_paths = checkpoint.sync_directory, checkpoint.sync_paths
     with LogManager([tmp_path]) as logs:
         monkeypatch.setattr(checkpoint, "sync_directory", sync)
+        monkeypatch.setattr(checkpoint, "sync_paths", sync_each)
         logs.create_partition(TopicPartition("t", 0), {"segment.bytes": 1 << 20})
         monkeypatch.undo()
     files = [
@@ -601,5 +603,6 @@ def test_the_names_of_a_new_partition_are_synced_once(tmp_path, monkeypatch):
         checkpoint.PARTITION_METADATA,
         checkpoint.TOPIC_PROPERTIES,
     ]
-    assert [names for directory, names in synced if directory == tmp_path / "t-0"] == [files]
-    assert synced[-1][0] == tmp_path
+    first, second = synced
+    assert first == (tmp_path, ["t-0-new", *(f"t-0-new/{name}" for name in files)])
+    assert second[0] == tmp_path and "t-0" in second[1] and "t-0-new" not in second[1]

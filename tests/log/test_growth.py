@@ -16,7 +16,9 @@ import pytest
 from kdirect.errors import LogError, StorageFullError
 from kdirect.format.batch import iterate_batches
 from kdirect.log import growth
+from kdirect.log import growth as growth_module
 from kdirect.log import manager as manager_module
+from kdirect.log import rolling as rolling_module
 from kdirect.log import segment as segment_module
 from kdirect.log.config import LogConfig
 from kdirect.log.growth import GRANT_BYTES, head_bytes, next_capacity
@@ -84,6 +86,41 @@ def tail_is_zeros(partition: Partition) -> bool:
 )
 def test_steps(capacity, need, limit, quick, expected) -> None:
     assert next_capacity(capacity, need, limit, quick=quick) == expected
+
+
+@pytest.mark.parametrize(
+    ("capacity", "need", "limit", "expected"),
+    [
+        (1 << 20, (1 << 20) + 1, 1 << 30, 16 << 20),  # less than the largest step
+        (16 << 20, (16 << 20) + 1, 1 << 30, 80 << 20),
+        (80 << 20, (80 << 20) + 1, 1 << 30, 144 << 20),
+        (16 << 20, 100 << 20, 1 << 30, 100 << 20),  # more is needed
+        (1000 << 20, (1000 << 20) + 1, 1 << 30, 1 << 30),
+    ],
+)
+def test_steps_that_may_not_be_larger(capacity, need, limit, expected) -> None:
+    assert next_capacity(capacity, need, limit, quick=True) == expected
+
+
+@pytest.mark.parametrize("rolled", [False, True])
+def test_a_large_head_grows_in_steps(memory_path, batch, monkeypatch, rolled) -> None:
+    """Of a partition that leads, too: nobody waits for more zeros than those of one step."""
+    with LogManager([memory_path], LogConfig(segment_bytes=16 << 20)) as m:
+        monkeypatch.setattr(growth_module, "STEP_BYTES", 1 << 20)
+        monkeypatch.setattr(rolling_module, "STEP_BYTES", 1 << 20)
+        p = m.create_partition(TP)
+        data = batch(value_bytes=200_000)
+        if rolled:  # after one that was filled quickly, before there is a spare
+            while p.kernel.end_position < 12 << 20:
+                p.append(data)
+            p.roll()
+            assert allocated(p) == p.kernel.capacity == 1 << 20
+        before = p.kernel.capacity
+        while p.kernel.end_position < 12 << 20:
+            p.append(data)
+            assert p.kernel.capacity <= before + (1 << 20)
+            before = p.kernel.capacity
+        assert allocated(p) >= p.kernel.capacity > 12 << 20
 
 
 @pytest.mark.parametrize("interval", [1, 100, 4096])

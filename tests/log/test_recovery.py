@@ -26,17 +26,13 @@ from kdirect.log.config import LogConfig
 from kdirect.log.manager import LogManager
 from kdirect.log.partition import Partition
 from kdirect.model import TopicPartition
-from tests.log.conftest import commit_at_tail
+from tests.log.conftest import commit_at_tail, stamped
 
 TP = TopicPartition("t", 0)
 NOW = int(time.time() * 1000)
 SECTOR = 512
 PAGE = 4096
 ROUNDS = 50
-
-
-def stamped(data: bytes, offset: int, epoch: int = 0) -> bytes:
-    return struct.pack(">q", offset) + data[8:12] + struct.pack(">i", epoch) + data[16:]
 
 
 def all_batches(partition: Partition) -> dict[int, bytes]:
@@ -340,6 +336,30 @@ def test_a_killed_broker_loses_nothing(open_partition, batch, tmp_path) -> None:
         q = m.partitions[TP]
         assert all_batches(q) == before and q.recovery_point == 100, "recovered records are synced"
         assert q.append(batch()).base_offset == 100
+
+
+@pytest.mark.parametrize("records", [0, 3])
+def test_bytes_of_a_producer_that_names_an_older_epoch_are_no_record(
+    open_partition, batch, tmp_path, records
+) -> None:
+    """They lie where the next record is to be, in a segment without any, and were not committed."""
+    p = open_partition()
+    for _ in range(records):
+        p.append(batch())
+    if records:
+        p.roll()
+    p.set_leader_epoch(2)
+    for epoch in (0, 1, 2):
+        directory = killed(p.directory, tmp_path / f"copy{epoch}")
+        path = directory / "t-0" / f"{records:020d}.log"
+        landed = stamped(batch(), records, epoch)
+        path.write_bytes(landed.ljust(PAGE, b"\0"))
+        with reopen(directory) as m:
+            q = m.partitions[TP]
+            taken = epoch == 2  # which looks like one that was
+            assert q.log_end_offset == records + taken
+            assert q.append(batch()).base_offset == records + taken
+            assert list(all_batches(q)) == list(range(records + taken + 1))
 
 
 @pytest.mark.parametrize("damage", ["truncate", "flip", "zero", "rubbish behind"])

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +19,8 @@ from kdirect.log.manager import LogManager
 from kdirect.log.partition import Partition
 from kdirect.log.segment import Segment
 from kdirect.model import TopicPartition
-from tests.log.conftest import make_batch
-from tests.log.test_truncation import contents, stamped
+from tests.log.conftest import make_batch, stamped
+from tests.log.test_truncation import contents
 
 TP = TopicPartition("t", 0)
 
@@ -31,20 +33,29 @@ def copy(leader: Partition, follower: Partition) -> None:
     """What a fetch does, again and again."""
     while follower.log_end_offset < leader.log_end_offset:
         copied = leader.read_for_replica(follower.log_end_offset, 3000)
+        follower.copy_segments_of(copied.segment_bytes)
         follower.begin_segment(copied.segment)
         for buffer in copied.buffers:
             assert follower.append_as_stamped(bytes(buffer)).error == 0
 
 
+SMALL = LogConfig(segment_bytes=4096, index_interval_bytes=300)
+
+
+@contextlib.contextmanager
+def logs_of(directory: Path, *configs: LogConfig) -> Iterator[list[Partition]]:
+    with contextlib.ExitStack() as managers:
+        logs = []
+        for number, config in enumerate(configs):
+            manager = LogManager([directory / str(number)], config, replicated=True)
+            logs.append(managers.enter_context(manager).create_partition(TP))
+        yield logs
+
+
 @pytest.fixture
 def pair(tmp_path: Path) -> Any:
     """The logs of a leader and of a follower, with small segments."""
-    config = LogConfig(segment_bytes=4096, index_interval_bytes=300)
-    with contextlib.ExitStack() as managers:
-        logs = []
-        for name in ("a", "b"):
-            manager = LogManager([tmp_path / name], config, replicated=True)
-            logs.append(managers.enter_context(manager).create_partition(TP))
+    with logs_of(tmp_path, SMALL, SMALL) as logs:
         yield logs
 
 
@@ -72,6 +83,24 @@ def test_a_copy_takes_no_records_of_clients(pair: list[Partition]) -> None:
         leader.begin_epoch(2, replicated=True)
 
 
+def test_a_segment_that_begins_elsewhere_is_told_of_once(pair: list[Partition], caplog) -> None:
+    """And not with each append."""
+    leader, follower = pair
+    leader.begin_epoch(1, replicated=True)
+    follower.follow_leader()
+    fill(leader, 2)
+    copy(leader, follower)
+    follower._end_segment()  # it rolled by rules of its own
+    fill(leader, 4)
+    while (offset := follower.log_end_offset) < leader.log_end_offset:
+        copied = leader.read_for_replica(offset, 1)
+        if offset > 2:
+            follower.begin_segment(copied.segment)
+        assert follower.append_as_stamped(bytes(copied.buffers[0])).error == 0
+    assert (bases(leader), bases(follower)) == ([0], [0, 2])
+    assert caplog.text.count("in its leader's log") == 1
+
+
 def test_segments_begin_where_the_leaders_do(pair: list[Partition]) -> None:
     """Also where the copy's own rules would have begun one, or none."""
     leader, follower = pair
@@ -90,6 +119,102 @@ def test_segments_begin_where_the_leaders_do(pair: list[Partition]) -> None:
         assert ours.path.read_bytes()[: ours.size] == theirs.path.read_bytes()[: theirs.size]
 
 
+@pytest.mark.parametrize(("here", "there"), [(4096, 16384), (16384, 4096)])
+def test_a_copys_segments_are_as_large_as_its_leaders(
+    tmp_path: Path, here: int, there: int
+) -> None:
+    """Whatever ``segment.bytes`` and ``segment.ms`` are here, until it leads; also a batch that has
+    no room in one of its own."""
+    ours = replace(SMALL, segment_bytes=here, segment_ms=1)
+    theirs = replace(SMALL, segment_bytes=there)
+    with logs_of(tmp_path, theirs, ours) as (leader, follower):
+        leader.begin_epoch(1, replicated=True)
+        follower.follow_leader()
+        fill(leader, 150)
+        if there > here:
+            assert leader.append(make_batch(1, value_bytes=here + 1000)).error == 0
+            fill(leader, 150)
+        copy(leader, follower)
+        assert bases(follower) == bases(leader) and len(bases(leader)) > 3
+        assert [s.size for s in follower.segments] == [s.size for s in leader.segments]
+        prepared = follower.prepare_next()
+        assert prepared.length == there
+        prepared.discard()
+        follower.begin_epoch(2, replicated=True)
+        end = follower.log_end_offset
+        fill(follower, 150)
+        sizes = [s.size for s in follower.segments if s.base_offset >= end and s.sealed]
+        assert max(sizes) <= here
+        leader.follow_leader()
+        copy(follower, leader)
+        assert bases(follower) == bases(leader)
+
+
+def test_a_head_that_is_shorter_than_its_leaders_is_moved(tmp_path: Path) -> None:
+    """``segment.bytes`` was raised at the leader while its head was that of an RDMA producer, say:
+    the segment begins where it began, in a longer file."""
+    large = replace(SMALL, segment_bytes=16384)
+    with logs_of(tmp_path, large, SMALL) as (leader, follower):
+        leader.begin_epoch(1, replicated=True)
+        follower.follow_leader()
+        fill(leader, 40)
+        follower.copy_segments_of(4096)
+        follower.begin_segment(0)
+        for buffer in leader.read_for_replica(0, 3000).buffers:
+            assert follower.append_as_stamped(bytes(buffer)).error == 0
+        before = follower.segments[-1]
+        copy(leader, follower)
+        assert bases(follower) == bases(leader) == [0] and follower.segments[-1] is not before
+        assert follower.segments[0].path.read_bytes()[: leader.size] == b"".join(
+            bytes(x) for x in leader.read_for_replica(0, 1 << 20).buffers
+        )
+        follower.replicated(-1, 40)
+        assert len(contents(follower)) == 40
+
+
+def test_a_copy_whose_index_is_full_goes_on_in_its_segment(tmp_path: Path) -> None:
+    """``segment.index.bytes`` is smaller here: what has no entry is found all the same, also after
+    a restart, and when the log leads its head is rolled."""
+    theirs = replace(SMALL, segment_bytes=65536)
+    ours = replace(SMALL, index_max_bytes=48)  # for 6 offsets, 4 timestamps
+    with logs_of(tmp_path, theirs, ours) as (leader, follower):
+        leader.begin_epoch(1, replicated=True)
+        follower.follow_leader()
+        fill(leader, 200)
+        copy(leader, follower)
+        assert bases(follower) == bases(leader) == [0]
+        assert follower.kernel.index_entries()[0] == 6 < leader.kernel.index_entries()[0]
+        assert [follower.segments[0].locate(n)[1] for n in range(200)] == list(range(200))
+    with contextlib.ExitStack() as stack:
+        manager = stack.enter_context(LogManager([tmp_path / "1"], ours, replicated=True))
+        follower = manager.partitions[TP]
+        assert bases(follower) == [0] and follower.log_end_offset == 200
+        assert follower.segments[0].size > ours.segment_bytes
+        follower.begin_epoch(2, replicated=False)
+        fill(follower, 30)
+        assert follower.log_end_offset == 230 and len(bases(follower)) > 2
+        assert len(contents(follower)) == 230
+
+
+@pytest.mark.parametrize("count", [0, 10])
+def test_a_head_is_lengthened_before_its_leader_writes_it(pair: list[Partition], count) -> None:
+    leader, follower = pair
+    leader.begin_epoch(1, replicated=True)
+    follower.follow_leader()
+    fill(leader, count)
+    copy(leader, follower)
+    head = follower.ensure_head(1)
+    follower.lengthen_head()
+    assert follower.segments[-1] is head and head.reserved_length == 4096
+    follower.copy_segments_of(16384)
+    follower.lengthen_head()
+    longer = follower.segments[-1]
+    assert longer.is_head and longer.reserved_length == 16384
+    assert bases(follower) == [0] and follower.log_end_offset == count
+    follower.replicated(-1, count)
+    assert len(contents(follower)) == count
+
+
 def test_an_empty_segment_that_the_leader_lacks_is_joined(pair: list[Partition]) -> None:
     leader, follower = pair
     leader.begin_epoch(1, replicated=True)
@@ -103,6 +228,23 @@ def test_an_empty_segment_that_the_leader_lacks_is_joined(pair: list[Partition])
     copy(leader, follower)
     assert bases(follower) == bases(leader) == [0]
     assert follower.log_end_offset == 7 and follower.last_epoch == 1
+
+
+def test_an_epoch_that_got_no_record_is_forgotten(pair: list[Partition]) -> None:
+    """A broker that led and appended nothing follows another, whose records are older: no epoch of
+    its own may be said to begin among them."""
+    leader, follower = pair
+    leader.begin_epoch(1, replicated=True)
+    fill(leader, 2)
+    follower.begin_epoch(2, replicated=True)
+    follower.follow_leader()
+    copy(leader, follower)
+    assert follower.epochs_with_records() == leader.epochs_with_records() == [(1, 0)]
+    assert contents(follower) == contents(leader)
+    follower.begin_epoch(3, replicated=True)
+    fill(follower, 1)
+    follower.follow_leader()
+    assert follower.epochs_with_records() == [(1, 0), (3, 2)]
 
 
 def test_a_copy_deletes_what_the_leader_has_deleted(pair: list[Partition]) -> None:

@@ -15,8 +15,9 @@ from kdirect.log.config import LogConfig
 from kdirect.log.manager import LogManager
 from kdirect.log.partition import Partition
 from kdirect.log.recovery import load_partition
-from tests.log.conftest import TP
-from tests.log.test_truncation import contents, stamped
+from kdirect.model import TopicPartition
+from tests.log.conftest import TP, stamped
+from tests.log.test_truncation import contents
 
 
 def append(p: Partition, batch, count: int, records: int = 1) -> None:
@@ -111,7 +112,6 @@ def test_a_high_watermark_below_the_log_start(memory_path, batch, start, found) 
     )
     try:
         assert (p.log_start_offset, p.high_watermark, p.log_end_offset) == (start, found, 12)
-        assert p.local_log_start_offset == start
         p.set_replicas({2: found})
         append(p, batch, 1)
         p.replicated(2, 13)
@@ -120,14 +120,46 @@ def test_a_high_watermark_below_the_log_start(memory_path, batch, start, found) 
         p.close()
 
 
-def test_the_local_log_start(open_partition, batch) -> None:
+@pytest.mark.parametrize(
+    ("start", "mark", "found"), [(0, 11, 8), (0, 8, 8), (0, 5, 4), (9, 11, 12), (9, 17, 16)]
+)
+def test_a_high_watermark_in_a_damaged_segment(
+    memory_path, batch, caplog, start, mark, found
+) -> None:
+    """The broker starts, and serves its other partitions and what is sound of this one."""
+    config, other = LogConfig(segment_bytes=1 << 16), TopicPartition("sound", 0)
+    with LogManager([memory_path], config, replicated=True) as m:
+        for tp in (TP, other):
+            p = m.create_partition(tp)
+            for _ in range(5):
+                append(p, batch, 2, records=2)
+                p.roll()
+        m.partitions[TP].delete_records(start)
+        damaged = m.partitions[TP].segments[2 if start == 0 else 0]
+        assert damaged.base_offset == 8
+        path = damaged.path
+    marks = dict.fromkeys((TP, other), mark)
+    checkpoint.write_offsets(memory_path / checkpoint.HIGH_WATERMARKS, marks)
+    path.write_bytes(b"\xff" * path.stat().st_size)
+    with LogManager([memory_path], config, replicated=True) as m:
+        p = m.partitions[TP]
+        assert (p.log_start_offset, p.high_watermark, p.log_end_offset) == (start, found, 20)
+        assert m.partitions[other].high_watermark == mark - mark % 2
+        assert ("is damaged" in caplog.text) == (8 <= mark < 12)
+        p.follow_leader()
+        p.replicated(-1, 20)
+        assert p.high_watermark == 20
+        assert len(contents(m.partitions[other])) == mark // 2
+
+
+def test_a_log_starts_inside_a_segment(open_partition, batch) -> None:
     p = open_partition()
     for _ in range(3):
         append(p, batch, 2, records=2)
         p.roll()
-    assert p.local_log_start_offset == 0
+    assert p.log_start_offset == 0
     p.delete_records(5)
-    assert p.segments[0].base_offset == 4 and p.local_log_start_offset == 5
+    assert p.segments[0].base_offset == 4 and p.log_start_offset == 5
 
 
 # -- leader epochs ---------------------------------------------------------------------------------
@@ -144,6 +176,41 @@ def test_an_epoch_whose_records_are_deleted(open_partition, batch) -> None:
     assert [p.end_offset_for_epoch(e) for e in (-1, 0, 3, 5, 6, 7)] == [
         (-1, -1), (0, 7), (3, 7), (5, 7), (6, 10), (-1, -1),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("deleted", [7, 10], ids=["in the middle", "all"])
+def test_epochs_of_deleted_records_that_are_kept(open_partition, batch, deleted) -> None:
+    """Their segment has not gone.  Replicas copy them, and compare their logs by them."""
+    p = open_partition()
+    for epoch in (3, 6):
+        p.set_leader_epoch(epoch)
+        append(p, batch, 5)
+        if epoch == 3:
+            p.roll()
+    p.delete_records(deleted)
+    p.follow_leader()
+    assert (p.log_start_offset, p.first_kept_offset) == (deleted, 5)
+    assert (p.last_epoch, p.epochs_with_records()) == (6, [(6, 5)])
+    assert p.end_offset_for_epoch(3) == (3, deleted), "no reader goes below the log start"
+    q = open_partition()
+    assert (q.last_epoch, q.epochs_with_records()) == (6, [(6, 5)])
+
+
+def test_epochs_that_kafka_forgot_are_read_from_the_batches(
+    open_partition, batch, tmp_path
+) -> None:
+    """It cuts its file of epochs at the log start, although records below are kept."""
+    p = open_partition()
+    for epoch in (3, 6, 7):
+        p.set_leader_epoch(epoch)
+        append(p, batch, 2)
+    p.delete_records(5)
+    open_partition().close()
+    file = tmp_path / "log" / str(TP) / checkpoint.LEADER_EPOCHS
+    file.write_text("0\n1\n7 5\n")
+    p = open_partition()
+    assert p.epochs_with_records() == [(3, 0), (6, 2), (7, 4)]
+    assert file.read_text() == "0\n3\n3 0\n6 2\n7 4\n"
 
 
 def test_epochs_of_records_that_found_no_room(open_partition, batch, monkeypatch) -> None:

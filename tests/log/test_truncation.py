@@ -23,17 +23,13 @@ from kdirect.log.manager import LogManager
 from kdirect.log.partition import Partition
 from kdirect.log.segment import Segment
 from kdirect.model import TopicPartition
-from tests.log.conftest import make_batch
+from tests.log.conftest import make_batch, stamped
 from tests.log.test_kernel import Slots
 
 TP = TopicPartition("t", 0)
 NOW = int(time.time() * 1000)
 FENCED = 74
 ROUNDS = 30
-
-
-def stamped(data: bytes, offset: int, epoch: int) -> bytes:
-    return struct.pack(">q", offset) + data[8:12] + struct.pack(">i", epoch) + data[16:]
 
 
 def contents(p: Partition) -> list[bytes]:

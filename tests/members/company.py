@@ -66,6 +66,8 @@ class Member:
         self._handlers = MemberHandlers(self.membership)
         self._server: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
+        self._was_asked, self._may_answer = asyncio.Event(), asyncio.Event()
+        self._may_answer.set()
 
     @property
     def metadata(self) -> Metadata:
@@ -98,6 +100,13 @@ class Member:
             self._server.close()
         for writer in self._writers:
             writer.transport.abort()
+
+    def hold_answers(self) -> tuple[asyncio.Event, asyncio.Event]:
+        """From now on others' questions are carried out, and answered once the second event is set;
+        the first one is when there was such a question."""
+        self._was_asked.clear()
+        self._may_answer.clear()
+        return self._was_asked, self._may_answer
 
     def fall_silent(self) -> Any:
         """As a process that was killed: it listens no more, and its session goes on until it times
@@ -142,6 +151,8 @@ class Member:
                 )
                 assert answer.awaited is not None and header.api is not None
                 answer = await answer.awaited
+                self._was_asked.set()
+                await self._may_answer.wait()
                 body = p.response_header(header.api, header.api_version, header.correlation_id)
                 body += b"".join(map(bytes, answer.buffers or ()))
                 writer.write(struct.pack(">i", len(body)) + body)

@@ -1,38 +1,53 @@
-"""Rounds of failure: brokers that stop, are killed or hang, under producers and a consumer that
-note everything; and the judgement of what was noted.
+"""Rounds of failure: brokers that stop, are killed, hang, are parted or have no room, under
+producers and consumers that note everything.
 
 A round is a value that a seed draws (`draw`).  `Bout` lets a cluster of real processes go through
-it, with stock clients; `judge` compares what was acknowledged and what was seen with the log as it
-is in the end, and is pure.  Nothing here sleeps in place of an event: a fault lasts until records
-were acknowledged without its victim, or until the cluster has noticed.
+it, with stock clients; `tests.members.judgement` says what is wrong.  Nothing here sleeps in place
+of an event: a fault lasts until records were acknowledged without its victim, or until the cluster
+has noticed.  Some faults may keep all records waiting, since they part a leader from its controller
+alone: these last for `GREY_S`.
 """
 
 from __future__ import annotations
 
 import enum
-import hashlib
 import random
 import threading
 import time
 from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import confluent_kafka
 
 import kdirect
-from kdirect.format import layout
+from tests.members.apart import ClusterApart
+from tests.members.inflicted import Disk, End, cut_links
+from tests.members.java_tools import Tool
+from tests.members.judgement import Notes, differing_replicas, judge
 from tests.support import wait_until
 
 PARTITIONS = 2
+SEGMENT_BYTES = 1 << 18  # some rolls in each round
+KEY = bytes(500)
 MOST_IN_FLIGHT = 200
 PACE_S = 0.002  # a producer's rest after a record for each partition
 QUIET_RECORDS = 100  # acknowledged before, between and after faults
 AGAIN_S = 45.0  # how long the records of all partitions may stay unacknowledged after a fault
 END_S = 90.0
+GREY_S = 6.0
+CUTS = 4
 # By default a client waits for a broker that hangs for a minute, whoever leads meanwhile.
 PATIENCE = {"socket.timeout.ms": 5000, "reconnect.backoff.max.ms": 500, "log_level": 0}
+
+
+class Setting(enum.Enum):
+    """How the brokers reach each other."""
+
+    PUSHED = "leaders write into their followers' files"
+    FETCHED = "rdma.replicate=false: followers fetch"
+    APART = "each on a network of its own: followers fetch over TCP"
 
 
 class Fault(enum.Enum):
@@ -45,6 +60,11 @@ class Fault(enum.Enum):
     PAUSE = "stopped in its tracks until others lead"
     HICCUP = "stopped in its tracks for a moment"
     ALL_KILLED = "killed together with all others"
+    CUT_LINKS = "the queue pairs between it and others are cut, time and again"
+    FULL_DISK = "the disk of one that follows is full until others go on without it"
+    UNPLUGGED = "it is cut off from the network until others lead"
+    SEPARATED = "it and other brokers are cut off from each other, but not from ZooKeeper"
+    UNHEARD = "what it sends to other brokers is lost, and what they send arrives"
 
 
 class Victim(enum.Enum):
@@ -55,152 +75,63 @@ class Victim(enum.Enum):
     ANYBODY = "a broker drawn by the seed"
 
 
+ANYWHERE = [fault for fault in Fault if fault.name.startswith(("CLEAN", "HARD", "PAUSE", "HIC"))]
+FAULTS = {
+    Setting.PUSHED: [
+        *ANYWHERE,
+        Fault.ALL_KILLED,
+        Fault.CUT_LINKS,
+        Fault.CUT_LINKS,
+        Fault.FULL_DISK,
+    ],
+    Setting.FETCHED: [*ANYWHERE, Fault.ALL_KILLED, Fault.FULL_DISK],
+    Setting.APART: [*ANYWHERE, Fault.UNPLUGGED, Fault.UNPLUGGED, Fault.SEPARATED, Fault.UNHEARD],
+}
+
+
 class Round(NamedTuple):
     """What a seed draws."""
 
     seed: int
+    setting: Setting
     idempotent: bool
     faults: tuple[tuple[Fault, Victim], ...]
+    verifiable: bool  # VerifiableProducer and VerifiableConsumer take part
 
     def __str__(self) -> str:
         faults = ", ".join(f"{f.name.lower()} of {v.name.lower()}" for f, v in self.faults)
-        return f"{'idempotent' if self.idempotent else 'plain'}: {faults}"
+        how = "idempotent" if self.idempotent else "plain"
+        how += ", verifiable" if self.verifiable else ""
+        return f"{self.setting.name.lower()}, {how}: {faults}"
 
 
 def draw(seed: int) -> Round:
     """The round of a seed: one to three faults, one after the other."""
     rng = random.Random(seed)
-    faults = list(Fault)
-    weights = [1 if fault is Fault.ALL_KILLED else 3 for fault in faults]
+    setting = rng.choices(list(Setting), (5, 2, 3))[0]
+    faults = FAULTS[setting]
     count = rng.choice((1, 1, 2, 3))
-    return Round(
-        seed,
-        rng.random() < 0.75,
-        tuple((rng.choices(faults, weights)[0], rng.choice(list(Victim))) for _ in range(count)),
-    )
+    idempotent = rng.random() < 0.75
+    drawn = tuple((rng.choice(faults), rng.choice(list(Victim))) for _ in range(count))
+    # A broker with a full disk may coordinate its group, whose commits would be refused.
+    verifiable = rng.random() < 0.2 and all(fault is not Fault.FULL_DISK for fault, _ in drawn)
+    return Round(seed, setting, idempotent, drawn, verifiable)
 
 
-# -- what is noted, and the judgement --------------------------------------------------------------
-
-
-@dataclass
-class Notes:
-    """What clients have noted.  Values are ``producer:number``; a producer counts for each
-    partition by itself.
-
-    `sent`: (producer, partition) -> how many; `progress`: partition -> how many were acknowledged;
-    `acknowledged`: (partition, offset) -> value;
-    `failed`: values with the error; `seen`: (partition, offset) -> value, as a consumer read them
-    while faults went on; `final`: partition -> (offset, value) of its whole log in the end."""
-
-    sent: Counter[tuple[int, int]] = field(default_factory=Counter)
-    progress: Counter[int] = field(default_factory=Counter)
-    acknowledged: dict[tuple[int, int], bytes] = field(default_factory=dict)
-    failed: list[tuple[bytes, str]] = field(default_factory=list)
-    seen: dict[tuple[int, int], bytes] = field(default_factory=dict)
-    contradictions: list[str] = field(default_factory=list)
-    final: dict[int, list[tuple[int, bytes]]] = field(default_factory=dict)
-
-
-def judge(notes: Notes, idempotent: bool) -> list[str]:
-    """What is wrong, in sentences; empty where nothing is."""
-    wrong = list(notes.contradictions)
-    logs = {partition: dict(records) for partition, records in notes.final.items()}
-    for what, noted in (("acknowledged", notes.acknowledged), ("read", notes.seen)):
-        for (partition, offset), value in noted.items():
-            there = logs.get(partition, {}).get(offset)
-            if there != value:
-                wrong.append(
-                    f"{value!r} was {what} at {partition}@{offset}, where"
-                    f" {'nothing' if there is None else repr(there)} is now"
-                )
-    for partition, records in notes.final.items():
-        wrong += _order(partition, records, idempotent)
-        offsets = [offset for offset, _ in records]
-        if offsets != list(range(len(offsets))):
-            wrong.append(f"the offsets of partition {partition} have gaps or repetitions")
-        if not any(number == partition for number, _ in notes.seen):
-            wrong.append(f"the consumer has read nothing of partition {partition}")
-    wrong += _missing(notes)
-    wrong += [f"{value!r} could not be delivered: {why}" for value, why in notes.failed]
-    return wrong
-
-
-def _missing(notes: Notes) -> list[str]:
-    """Each record that was sent is there: the end of a round waits for all acknowledgements, and
-    those of repeated records may name no offset."""
-    wrong = []
-    for (producer, partition), count in notes.sent.items():
-        there = {value for _, value in notes.final.get(partition, ())}
-        gone = [n for n in range(count) if b"%d:%d" % (producer, n) not in there]
-        if gone:
-            wrong.append(
-                f"{len(gone)} of the {count} records of producer {producer} are not in partition"
-                f" {partition}, the first is number {gone[0]}"
-            )
-    return wrong
-
-
-def _order(partition: int, records: list[tuple[int, bytes]], idempotent: bool) -> list[str]:
-    """Each idempotent producer's records are there once, in the order in which they were sent.  A
-    plain one may repeat records, and send what came after them to a new leader meanwhile."""
-    wrong = []
-    last: dict[bytes, int] = {}
-    for offset, value in records if idempotent else ():
-        producer, _, text = value.partition(b":")
-        number, before = int(text), last.get(producer, -1)
-        if number <= before:
-            wrong.append(f"{value!r} at {partition}@{offset} comes after number {before}")
-        if number > before + 1:
-            wrong.append(f"{value!r} at {partition}@{offset} comes before those sent before it")
-        last[producer] = number
-    return wrong
-
-
-# -- logs on disk ----------------------------------------------------------------------------------
-
-
-def batches(directory: Path) -> list[tuple[int, str]]:
-    """(base offset, digest) of each batch in the files of one replica."""
-    found = []
-    for path in sorted(directory.glob("*.log")):
-        data = path.read_bytes()
-        at = 0
-        while at + layout.BATCH_HEADER_BYTES <= len(data):
-            base = int.from_bytes(data[at : at + 8], "big")
-            length = int.from_bytes(data[at + 8 : at + 12], "big") + 12
-            if length <= 12 or at + length > len(data):
-                break
-            found.append((base, hashlib.sha256(data[at : at + length]).hexdigest()))
-            at += length
-    return found
-
-
-def differing_replicas(cluster: kdirect.Cluster, topic: str) -> list[str]:
-    """Where the files of the replicas do not hold the same batches.  To be asked when every replica
-    is in sync and nothing is produced."""
-    wrong = []
-    for number in range(PARTITIONS):
-        logs = {
-            node_id: batches(cluster.log_dirs(node_id)[0] / f"{topic}-{number}")
-            for node_id in cluster.node_ids
-        }
-        first, *others = cluster.node_ids
-        for other in others:
-            for ours, theirs in zip(logs[first], logs[other], strict=False):
-                if ours != theirs:
-                    wrong.append(
-                        f"{topic}-{number}: broker {first} has {ours} where broker {other} has"
-                        f" {theirs}"
-                    )
-                    break
-            else:
-                if len(logs[first]) != len(logs[other]):
-                    wrong.append(
-                        f"{topic}-{number}: {len(logs[first])} batches at broker {first},"
-                        f" {len(logs[other])} at broker {other}"
-                    )
-    return wrong
+def choose(count: int, seed: object) -> list[int]:
+    """Seeds of so many rounds, those of one setting together.  Every fault comes in them, if there
+    are enough."""
+    rng = random.Random(f"{seed}:rounds")
+    missing = set(Fault)
+    chosen: list[Round] = []
+    while len(chosen) < count:
+        drawn = draw(rng.randrange(2**32))
+        news = missing & {fault for fault, _ in drawn.faults}
+        if news or len(missing) < count - len(chosen):
+            missing -= news
+            chosen.append(drawn)
+    settings = list(Setting)
+    return [r.seed for r in sorted(chosen, key=lambda r: settings.index(r.setting))]
 
 
 # -- clients ---------------------------------------------------------------------------------------
@@ -242,6 +173,7 @@ class Producing:
                 self._producer.produce(
                     self._topic,
                     f"{self._number}:{count}".encode(),
+                    key=KEY,
                     partition=partition,
                     on_delivery=self._delivered,
                 )
@@ -270,6 +202,88 @@ class Producing:
             self._notes.contradictions.append(
                 f"producer {self._number}: {left} records had no answer after {END_S:g} s"
             )
+
+
+class Verifiable:
+    """Kafka's VerifiableProducer, and a VerifiableConsumer in a group."""
+
+    def __init__(
+        self, jars: list[Path], directory: Path, servers: str, topic: str, notes: Notes,
+        idempotent: bool,
+    ) -> None:  # fmt: skip
+        self._notes = notes
+        where = ("--bootstrap-server", servers, "--topic", topic)
+        config = {
+            "producer": {
+                "enable.idempotence": str(idempotent).lower(),
+                "max.in.flight.requests.per.connection": 5 if idempotent else 1,
+                "retries": 2**31 - 1,
+                "request.timeout.ms": 4000,
+            },
+            "consumer": {"request.timeout.ms": 5000, "default.api.timeout.ms": 60_000},
+        }
+        files = {}
+        for name, properties in config.items():
+            files[name] = directory / f"{topic}-{name}.properties"
+            files[name].write_text("".join(f"{k}={v}\n" for k, v in properties.items()))
+        self._consumer = Tool(
+            jars, "VerifiableConsumer", *where, "--group-id", topic, "--verbose",
+            "--reset-policy", "earliest", "--consumer.config", str(files["consumer"]),
+        )  # fmt: skip
+        self._producer = Tool(
+            jars, "VerifiableProducer", *where, "--throughput", "200", "--acks", "-1",
+            "--value-prefix", "9", "--producer.config", str(files["producer"]),
+        )  # fmt: skip
+        self._tools = (self._producer, self._consumer)
+        self._acknowledged: set[str] = set()
+        self._read: set[str] = set()
+
+    def look(self) -> int:
+        """Take what both have said; how many records were read."""
+        notes = self._notes
+        for row in self._producer.take("producer_send_success"):
+            self._acknowledged.add(row["value"])
+            notes.progress[row["partition"]] += 1
+            if row["offset"] >= 0:
+                self._put(notes.acknowledged, row, "acknowledged")
+        for row in self._consumer.take("record_data"):
+            if row["value"].startswith("9."):
+                self._read.add(row["value"])
+                self._put(notes.seen, row, "read")
+        return len(self._read)
+
+    def _put(self, noted: dict[tuple[int, int], bytes], row: dict[str, Any], what: str) -> None:
+        place, value = (row["partition"], row["offset"]), row["value"].encode()
+        before = noted.setdefault(place, value)
+        if before != value:
+            self._notes.contradictions.append(
+                f"{before!r} and {value!r} were both {what} at {place}"
+            )
+
+    def finish(self) -> None:
+        """Produce no more, and wait until everything was acknowledged and read."""
+        self._producer.process.terminate()
+        wait_until(lambda: self._producer.told("tool_data"), "VerifiableProducer was done", END_S)
+        wait_until(
+            lambda: self.look() and self._read >= self._acknowledged,
+            lambda: (
+                f"VerifiableConsumer has read {len(self._read)} of {len(self._acknowledged)}"
+                f" records after {END_S:g} s"
+            ),
+            END_S,
+        )
+        self._notes.failed += [
+            (row["value"].encode(), row["message"])
+            for row in self._producer.told("producer_send_error")
+        ]
+
+    def said(self) -> str:
+        """How many lines of each name both have said, and whether they live."""
+        return ", ".join(f"{tool.process.poll()} {tool.counts()}" for tool in self._tools)
+
+    def end(self) -> None:
+        for tool in self._tools:
+            tool.end()
 
 
 class Watching:
@@ -323,12 +337,14 @@ def consumer(servers: str) -> Any:
     )
 
 
-def read_all(servers: str, topic: str) -> dict[int, list[tuple[int, bytes]]]:
+def read_all(
+    servers: str, topic: str, partitions: int = PARTITIONS
+) -> dict[int, list[tuple[int, bytes]]]:
     """The whole log of each partition."""
     reader = consumer(servers)
     found: dict[int, list[tuple[int, bytes]]] = {}
     try:
-        for number in range(PARTITIONS):
+        for number in range(partitions):
             tp = confluent_kafka.TopicPartition(topic, number, 0)
             _, end = reader.get_watermark_offsets(tp, timeout=30)
             records = found[number] = []
@@ -350,10 +366,20 @@ def read_all(servers: str, topic: str) -> dict[int, list[tuple[int, bytes]]]:
 
 
 class Bout:
-    """One round on a cluster, with a topic of its own."""
+    """One round on a cluster, with a topic of its own.  `disks`: of each broker; `jars`: Kafka's,
+    where the round needs them."""
 
-    def __init__(self, cluster: kdirect.Cluster, round_: Round) -> None:
+    def __init__(
+        self,
+        cluster: kdirect.Cluster,
+        round_: Round,
+        disks: Mapping[int, Disk],
+        jars: list[Path],
+    ) -> None:
         self._cluster = cluster
+        self._disks = disks
+        self._jars = jars
+        self._verifiable: Verifiable | None = None
         self._round = round_
         self._rng = random.Random(f"{round_.seed}:victims")
         self.topic = f"round-{round_.seed}"
@@ -368,21 +394,31 @@ class Bout:
         servers = self._cluster.bootstrap_servers
         admin = self._session.admin
         try:
-            admin.create_topic(self.topic, PARTITIONS, 3, {"min.insync.replicas": 2})
+            config = {"min.insync.replicas": 2, "segment.bytes": SEGMENT_BYTES}
+            admin.create_topic(self.topic, PARTITIONS, 3, config)
             idempotent = self._round.idempotent
             watching = Watching(servers, self.topic, self.notes)
             producing = [
                 Producing(n, servers, self.topic, self.notes, idempotent) for n in range(2)
             ]
             try:
+                if self._round.verifiable:
+                    directory = self._cluster.directory
+                    self._verifiable = Verifiable(
+                        self._jars, directory, servers, self.topic, self.notes, idempotent
+                    )
                 self._progress("the first records were acknowledged")
+                self._verify()
                 for fault, victim in self._round.faults:
-                    node_id = self._victim(victim)
+                    node_id = self._victim(fault, victim)
                     began = time.monotonic()
                     self._hit(fault, node_id)
                     self._note(f"{fault.name} of broker {node_id} was over", began)
                     self._progress(f"records were acknowledged after {fault.name}")
                     self._heal()
+                    self._verify()
+                if self._verifiable is not None:
+                    self._verifiable.finish()
                 for each in producing:
                     each.finish()
                 self._read_on()
@@ -390,18 +426,40 @@ class Bout:
                 for each in producing:
                     each.finish()
                 watching.finish()
+                if self._verifiable is not None:
+                    self._verifiable.end()
             self._heal()
             began = time.monotonic()
             self.notes.final = read_all(servers, self.topic)
             self._note(f"{sum(map(len, self.notes.final.values()))} records were read", began)
-            wrong = judge(self.notes, idempotent) + differing_replicas(self._cluster, self.topic)
+            wrong = judge(self.notes, idempotent) + differing_replicas(
+                self._cluster, self.topic, PARTITIONS
+            )
             admin.delete_topic(self.topic)
             return wrong
         finally:
             self._session.close()
 
-    def _victim(self, victim: Victim) -> int:
+    def _verify(self) -> None:
+        """Kafka's programs go on."""
+        verifiable = self._verifiable
+        if verifiable is None:
+            return
+        began, before = time.monotonic(), verifiable.look()
+        wait_until(
+            lambda: verifiable.look() >= before + QUIET_RECORDS,
+            lambda: (
+                f"VerifiableConsumer has read no more than {verifiable.look() - before} records"
+            ),
+            END_S,
+        )
+        self._note("VerifiableConsumer had read more", began)
+
+    def _victim(self, fault: Fault, victim: Victim) -> int:
         admin = self._session.admin
+        if fault is Fault.FULL_DISK:
+            leaders = {p.leader for p in admin.describe_topic(self.topic).leaders}
+            return self._rng.choice([n for n in self._cluster.node_ids if n not in leaders])
         if victim is Victim.CONTROLLER:
             return admin.describe_cluster().controller
         if victim is Victim.LEADER:
@@ -428,26 +486,103 @@ class Bout:
         elif fault is Fault.HICCUP:
             cluster.pause(node_id)
             cluster.resume(node_id)
-        else:
+        elif fault is Fault.CUT_LINKS:
+            self._cut(node_id)
+        elif fault is Fault.FULL_DISK:
+            self._fill(node_id)
+        elif fault is Fault.ALL_KILLED:
             for each in cluster.node_ids:
                 cluster.kill(each)
             for each in cluster.node_ids:
                 cluster.start(each)
+        else:
+            self._part(fault, node_id)
 
-    def _progress(self, what: str) -> None:
-        """Wait until each partition has more acknowledged records."""
+    def _cut(self, node_id: int) -> None:
+        """Of one end or the other, each time when there are links again.  A broker that leads
+        nothing has them at one end only."""
+        for _ in range(CUTS):
+            ends = self._rng.sample(list(End), 2)
+
+            def cut(ends: list[End] = ends) -> tuple[int, End] | None:
+                counts = ((cut_links(self._cluster, node_id, end), end) for end in ends)
+                return next((found for found in counts if found[0]), None)
+
+            count, end = wait_until(
+                cut, lambda: f"broker {node_id} has no links after {END_S:g} s", END_S
+            )
+            self.steps.append(f"       {count} links of broker {node_id} were cut {end.value}")
+            self._progress("records were acknowledged after a cut")
+
+    def _fill(self, node_id: int) -> None:
+        disk = self._disks[node_id]
+        disk.fill()
+        try:
+            self._leaves(node_id)
+            assert disk.free_bytes < SEGMENT_BYTES, "somebody has made room"
+            self._progress(f"records were acknowledged while the disk of broker {node_id} was full")
+        finally:
+            disk.empty()
+
+    def _leaves(self, node_id: int) -> None:
+        """Wait until it is in sync with no leader of the topic."""
+        began = time.monotonic()
+
+        def in_sync() -> list[int]:
+            found = self._session.admin.describe_topic(self.topic).leaders
+            return [p.partition for p in found if node_id in p.in_sync_replicas]
+
+        wait_until(
+            lambda: not in_sync(),
+            lambda: f"broker {node_id} is in sync for partitions {in_sync()} after {AGAIN_S:g} s",
+            AGAIN_S,
+            0.1,
+        )
+        self._note(f"broker {node_id} was in sync no more", began)
+
+    def _part(self, fault: Fault, node_id: int) -> None:
+        """Faults of the network."""
+        assert isinstance(self._cluster, ClusterApart)
+        network = self._cluster.network
+        others = [n for n in self._cluster.node_ids if n != node_id]
+        if fault is Fault.UNPLUGGED:
+            network.unplug(node_id)
+            try:
+                self._progress(f"records were acknowledged without broker {node_id}")
+            finally:
+                network.plug_in(node_id)
+            return
+        ways = [(node_id, others)]
+        if fault is Fault.SEPARATED:
+            ways += [(other, [node_id]) for other in others]
+        for sender, receivers in ways:
+            network.lose(sender, receivers)
+        try:
+            self._progress("records were acknowledged meanwhile", at_most_s=GREY_S)
+        finally:
+            for sender, receivers in ways:
+                network.lose_no_more(sender, receivers)
+
+    def _progress(self, what: str, at_most_s: float | None = None) -> None:
+        """Wait until each partition has more acknowledged records; `at_most_s`: for no longer."""
         began = time.monotonic()
         now = self.notes.progress
         start = Counter(now)
+
+        def is_over() -> bool:
+            if at_most_s is not None and time.monotonic() - began > at_most_s:
+                return True
+            return all(now[n] >= start[n] + QUIET_RECORDS for n in range(PARTITIONS))
+
         wait_until(
-            lambda: all(now[n] >= start[n] + QUIET_RECORDS for n in range(PARTITIONS)),
+            is_over,
             lambda: (
                 f"not within {AGAIN_S:g} s: {what}; by partition {dict(start)} before, and now"
                 f" {dict(now)}"
             ),
             AGAIN_S,
         )
-        self._note(what, began)
+        self._note(what if at_most_s is None else f"{what}, or it was over", began)
 
     def _read_on(self) -> None:
         """Wait until the consumer has read as many records as were acknowledged."""

@@ -3,6 +3,7 @@ joining, through any broker."""
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -150,7 +151,10 @@ def described(broker: Any, kind: int, name: str) -> dict[str, str]:
 def test_configs_of_topics_and_brokers_change_through_any_broker(brokers: Any) -> None:
     ours = brokers(2)
     create(ours[0], "t", partitions=1, factor=2)
-    assert code(alter(ours[1], 2, "t", segment_bytes=2 << 20)) is E.NONE
+    # The other broker hears of it a moment later.
+    wait_until(
+        lambda: code(alter(ours[1], 2, "t", segment_bytes=2 << 20)) is E.NONE, "it is altered"
+    )
     assert described(ours[1], 2, "t")["segment.bytes"] == str(2 << 20)
     tp = TopicPartition("t", 0)
     for broker in ours:
@@ -181,11 +185,13 @@ def test_a_lone_broker_loads_nothing_of_a_cluster() -> None:
     program = """
 import sys, kdirect
 with kdirect.Broker():
-    rooms = ("kazoo", "kdirect.member", "kdirect.store", "kdirect.cluster.image")
+    rooms = ("kazoo", "kdirect.member", "kdirect.store.", "kdirect.cluster.image")
     print([name for name in sys.modules if name.startswith(rooms)])
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert (done.stdout.strip(), done.returncode) == ("[]", 0), done.stderr
+    # The form of its own files is in the room of stores; it is all that it loads of it.
+    own = "['kdirect.store.own_files']"
+    assert (done.stdout.strip(), done.returncode) == (own, 0), done.stderr
 
 
 def test_a_lone_broker_brings_its_topics_along(zookeeper_connect: str, tmp_path: Path) -> None:
@@ -267,6 +273,64 @@ def test_records_outlive_a_store_that_has_lost_its_topics(brokers: Any, nodes: K
     broker.stop()
     broker.start()  # what was put aside is left alone
     assert kept[0].is_dir() and not broker.server.logs.partitions
+
+
+def test_a_replica_that_was_lost_leads_nobody_astray(brokers: Any) -> None:
+    """Its broker lost nothing else, and was the last one in sync."""
+    ours = brokers(2)
+    first, second = ours
+    tps = [TopicPartition("t", number) for number in range(2)]
+    created = create(first, "t", assignment={0: (1, 2), 1: (1, 2)}, min_insync_replicas=2)
+    assert code(created) is E.NONE
+    for tp in tps:
+        wait_until(lambda tp=tp: code(produce(first, tp)[0]) is E.NONE, "it serves")
+    ends = {tp: fetch(first, tp).high_watermark for tp in tps}
+    second.stop()
+    wait_until(lambda: list(partition_row(first, tps[0]).isr_nodes) == [1], "the other one left")
+    directory = first.server.logs.partitions[tps[0]].directory
+    first.stop()
+    shutil.rmtree(directory)
+    for _ in range(2):  # the second time it is there again, and empty
+        first.start()
+        wait_until(lambda: partition_row(first, tps[0]).leader_id == -1, "it does not lead it")
+        wait_until(lambda: partition_row(first, tps[1]).leader_id == 1, "it leads what it has")
+        wait_until(lambda: tps[0] in first.server.logs.partitions, "it was made again")
+        if _ == 0:
+            first.stop()
+    second.start()
+    wait_until(lambda: partition_row(first, tps[0]).leader_id == 2, "the other one leads it")
+    wait_until(
+        lambda: sorted(partition_row(first, tps[0]).isr_nodes) == [1, 2], "the first one follows"
+    )
+    for tp, leader in zip(tps, (second, first), strict=True):
+        wait_until(
+            lambda tp=tp, leader=leader: fetch(leader, tp).high_watermark >= ends[tp],
+            "nothing is lost",
+        )
+
+
+def test_a_broker_of_an_emptied_store_begins_a_new_cluster_on_purpose(
+    brokers: Any, nodes: KazooClient
+) -> None:
+    """By the way that the error tells."""
+    (broker,) = brokers(1)
+    tp = TopicPartition("t", 0)
+    assert code(create(broker, "t", partitions=1, factor=1)) is E.NONE
+    wait_until(lambda: code(produce(broker, tp)[0]) is E.NONE, "it serves")
+    topic_id = metadata(broker, ["t"]).topics[0].topic_id
+    (log_dir,) = broker.log_dirs
+    broker.stop()
+    for name in nodes.get_children("/"):
+        nodes.delete(f"/{name}", recursive=True)
+    with pytest.raises(ConfigError, match=r"once without zookeeper\.connect"):
+        broker.start()
+    assert nodes.get_children("/") == []
+    with kdirect.Broker(log_dir):
+        pass
+    broker.start()
+    wait_until(lambda: code(produce(broker, tp)[0]) is E.NONE, "it serves again")
+    assert metadata(broker, ["t"]).topics[0].topic_id == topic_id
+    assert fetch(broker, tp).high_watermark == 2
 
 
 def test_replicas_of_a_topic_whose_node_is_damaged_are_left_alone(

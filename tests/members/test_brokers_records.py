@@ -72,6 +72,31 @@ def test_whoever_does_not_lead_says_so_and_names_the_leader(brokers: Any) -> Non
     assert code(fetch(ours[0], nowhere)) is E.UNKNOWN_TOPIC_OR_PARTITION
 
 
+def test_no_fetch_names_a_leader_without_its_address(brokers: Any) -> None:
+    """kafka-python turns to a leader that is named at once: where its metadata is of before that
+    broker came it raises, and asks that broker for nothing any more."""
+    ours = brokers(2)
+    led_by_the_first(ours)
+    assert code(create(ours[0], "elsewhere", assignment={0: (1,)})) is E.NONE
+    elsewhere = TopicPartition("elsewhere", 0)
+    found = wait_until(
+        lambda: row if code(row := fetch(ours[1], elsewhere)) is E.NOT_LEADER_OR_FOLLOWER else None,
+        "the other broker knows who leads",
+    )
+    assert found.current_leader is None
+    ours[0].stop()
+    wait_until(lambda: partition_row(ours[1], T0).leader_id == 2, "the other one leads")
+    epoch = partition_row(ours[1], T0).leader_epoch
+    for wrong, error in ((epoch - 1, E.FENCED_LEADER_EPOCH), (epoch + 1, E.UNKNOWN_LEADER_EPOCH)):
+        row = wait_until(
+            lambda wrong=wrong, error=error: (
+                r if code(r := fetch(ours[1], T0, epoch=wrong)) is error else None
+            ),
+            "epochs are compared",
+        )
+        assert row.current_leader is None
+
+
 def test_leader_epochs_of_clients_are_compared(brokers: Any) -> None:
     ours = brokers(2)
     led_by_the_first(ours)
@@ -84,9 +109,7 @@ def test_leader_epochs_of_clients_are_compared(brokers: Any) -> None:
         lambda: r if code(r := fetch(ours[1], T0, epoch=epoch)) is E.NONE else None, "it serves"
     )
     assert bytes(found.records)
-    fenced = fetch(ours[1], T0, epoch=epoch - 1)
-    assert code(fenced) is E.FENCED_LEADER_EPOCH
-    assert fenced.current_leader.leader_id == 2
+    assert code(fetch(ours[1], T0, epoch=epoch - 1)) is E.FENCED_LEADER_EPOCH
     assert code(fetch(ours[1], T0, epoch=epoch + 1)) is E.UNKNOWN_LEADER_EPOCH
     assert code(list_offset(ours[1], T0, epoch=epoch - 1)) is E.FENCED_LEADER_EPOCH
     assert code(epoch_end(ours[1], T0, 0, current=epoch + 1)) is E.UNKNOWN_LEADER_EPOCH
@@ -128,13 +151,13 @@ def test_too_few_replicas_in_sync_refuse_acks_all_alone(brokers: Any) -> None:
 
 
 def stop_following(broker: Any) -> None:
-    """From now on the broker copies nothing from leaders; it lives, and stays in sync until it has
-    lagged for too long."""
+    """From now on the broker fetches nothing from leaders; it lives, and stays in sync until it has
+    lagged for too long.  With rdma.replicate=false no leader writes to it either."""
     call_on_loop(broker, broker.server.member.replicas._fetcher.stop)
 
 
 def test_acks_all_ends_in_time_with_the_codes_of_kafka(brokers: Any) -> None:
-    ours = brokers(2)
+    ours = brokers(2, rdma_replicate=False)
     led_by_the_first(ours, min_insync_replicas=2)
     assert code(produce(ours[0], T0)[0]) is E.NONE
     stop_following(ours[1])
@@ -209,7 +232,7 @@ def test_kafka_clients_append_to_a_head_that_rdma_producers_share(brokers: Any) 
 
 
 def test_what_waits_at_a_leader_that_goes_is_told_at_once(brokers: Any) -> None:
-    ours = brokers(2, auto_leader_rebalance_enable=False)
+    ours = brokers(2, auto_leader_rebalance_enable=False, rdma_replicate=False)
     led_by_the_first(ours)
     ours[0].stop()
     wait_until(lambda: partition_row(ours[1], T0).leader_id == 2, "the other one leads")
@@ -254,6 +277,7 @@ def test_followers_serve_consumers_below_their_high_watermark(brokers: Any) -> N
         "the consumer is sent to its rack",
     )
     assert code(sent) is E.NONE and not sent.records
+    assert fetch(ours[0], T0, rack="b", version=11).preferred_read_replica == 2
     assert fetch(ours[0], T0, rack="a").preferred_read_replica == -1
     assert bytes(fetch(ours[0], T0).records) == bytes(fetch(ours[0], T0, rack="a").records)
     near = wait_until(
@@ -296,10 +320,13 @@ def reassignments(broker: Any) -> Any:
     return ask(broker, request, 0).topics
 
 
-def elect(broker: Any, tp: TopicPartition) -> Any:
+def elect(broker: Any, tp: TopicPartition, *, unclean: bool = False) -> Any:
     rows = [{"topic": tp.topic, "partitions": [tp.partition]}]
     request = build(
-        p.ElectLeadersRequest, election_type=0, topic_partitions=rows, timeout_ms=20_000
+        p.ElectLeadersRequest,
+        election_type=int(unclean),
+        topic_partitions=rows,
+        timeout_ms=20_000,
     )
     return ask(broker, request, 2).replica_election_results[0].partition_result[0]
 
@@ -337,6 +364,44 @@ def test_the_preferred_leader_is_elected_on_demand(brokers: Any) -> None:
     wait_until(lambda: sorted(partition_row(ours[1], T0).isr_nodes) == [1, 2], "it is back")
     assert code(elect(ours[1], T0)) is E.NONE
     assert partition_row(ours[1], T0).leader_id == 1
+
+
+def test_an_unclean_election_takes_whoever_lives(brokers: Any) -> None:
+    ours = brokers(3)
+    assert code(create(ours[0], "t", assignment={0: (2, 3)})) is E.NONE
+    wait_until(lambda: partition_row(ours[0], T0).leader_id == 2, "the topic is led")
+    assert code(elect(ours[0], T0, unclean=True)) is E.ELECTION_NOT_NEEDED
+    ours[2].stop()
+    wait_until(lambda: list(partition_row(ours[0], T0).isr_nodes) == [2], "it left")
+    ours[1].stop()
+    wait_until(lambda: partition_row(ours[0], T0).leader_id == -1, "nobody leads")
+    assert code(elect(ours[0], T0, unclean=True)) is E.ELIGIBLE_LEADERS_NOT_AVAILABLE
+    ours[2].start()
+    wait_until(lambda: list(partition_row(ours[0], T0).offline_replicas) == [2], "it is back")
+    assert partition_row(ours[0], T0).leader_id == -1  # it was not in sync
+    assert code(elect(ours[0], T0, unclean=True)) is E.NONE
+    row = wait_until(
+        lambda: r if (r := partition_row(ours[0], T0)).leader_id == 3 else None, "it leads"
+    )
+    assert list(row.isr_nodes) == [3]
+
+
+def test_a_reassignment_under_way_is_listed_and_cancelled(brokers: Any) -> None:
+    ours = brokers(2)
+    stop_following(ours[1])
+    assert code(create(ours[0], "t", assignment={0: (1,)})) is E.NONE
+    wait_until(lambda: code(produce(ours[0], T0)[0]) is E.NONE, "it serves")
+    assert code(reassign(ours[0], T0, [2])) is E.NONE
+    ((row,),) = [topic.partitions for topic in reassignments(ours[1])]
+    assert sorted(row.replicas) == [1, 2]
+    assert (list(row.adding_replicas), list(row.removing_replicas)) == ([2], [1])
+    assert partition_row(ours[0], T0).leader_id == 1  # while the new replica has nothing
+    assert code(reassign(ours[1], T0, None)) is E.NONE
+    wait_until(lambda: list(partition_row(ours[0], T0).replica_nodes) == [1], "it is as before")
+    assert not reassignments(ours[0])
+    wait_until(lambda: not list(ours[1].log_dirs[0].glob("t-*")), "the new replica is gone")
+    # The leader begins a new epoch, and refuses for a moment what clients repeat.
+    wait_until(lambda: code(produce(ours[0], T0)[0]) is E.NONE, "it serves again")
 
 
 @pytest.mark.parametrize("idempotent", [False, True])

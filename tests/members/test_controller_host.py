@@ -6,14 +6,27 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
+import pytest
+
 from kdirect.cluster import controller, paths, records
 from kdirect.cluster.image import Settings
 from kdirect.cluster.records import BrokerRegistration, Endpoint
 from kdirect.cluster.requests import AlterConfig, ConfigOf, ShutDown
+from kdirect.errors import CorruptMetadataError
+from kdirect.member import controller_host
 from kdirect.member.controller_host import ControllerHost
 from kdirect.member.metadata import LiveNode
 from kdirect.member.reports import Reports
-from kdirect.store.contract import Create, Delete, Found, Node, Operation, ReadAnswer
+from kdirect.store.contract import (
+    Children,
+    Committed,
+    Create,
+    Delete,
+    Found,
+    Node,
+    Operation,
+    ReadAnswer,
+)
 from kdirect.wire.environment import SYSTEM
 
 
@@ -43,14 +56,21 @@ def node(node_id: int) -> LiveNode:
     return LiveNode(node_id, BrokerRegistration(endpoints, {"PLAINTEXT": "PLAINTEXT"}), node_id, 1)
 
 
-def run(test: Callable[[Asked, ControllerHost], Awaitable[None]]) -> None:
+SETTINGS = Settings(rebalance_interval_ms=1000)
+
+
+def run(
+    test: Callable[[Asked, ControllerHost], Awaitable[None]],
+    made: Callable[[], Asked] = Asked,
+    environment: Any = None,
+) -> None:
     async def body() -> None:
-        store: Any = Asked()
+        store: Any = made()
         host = ControllerHost(
             store,
             1,
-            Settings(),
-            SYSTEM,
+            SETTINGS,
+            SYSTEM if environment is None else environment,
             Reports(),
             look_for_brokers=lambda: None,
             elected=lambda: None,
@@ -98,3 +118,96 @@ def test_questions_of_those_who_gave_up_do_not_pile_up() -> None:
             assert len(host._asked) == 1 and not begun.done()
 
     run(test)
+
+
+class Willing(Asked):
+    """Answers at once, and lets every claim happen.  `claims` counts them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.claims = 0
+        self.claimed = asyncio.Event()
+
+    def read(self, wanted: Any, done: Callable[[ReadAnswer], None], *, watch: bool = False) -> None:
+        epoch = Node(records.encode_controller_epoch(self.claims), self.claims, 1)
+        there = {paths.CONTROLLER_EPOCH: epoch}
+        answer = Found(tuple(there.get(path) for path in wanted))
+        asyncio.get_running_loop().call_soon(done, answer)
+
+    def children(self, wanted: Any, done: Callable[[Any], None], *, watch: bool = False) -> None:
+        asyncio.get_running_loop().call_soon(done, Children((None,) * len(wanted)))
+
+    def commit(self, operations: Sequence[Operation], done: Callable[[Any], None]) -> None:
+        if any(isinstance(operation, Create) for operation in operations):
+            self.claims += 1
+            self.claimed.set()
+        asyncio.get_running_loop().call_soon(done, Committed((0,) * len(operations)))
+
+
+@pytest.mark.parametrize("error", [CorruptMetadataError("damaged"), ZeroDivisionError()])
+def test_a_controller_that_cannot_begin_tries_again_after_pauses(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each time it takes an epoch, and reads all nodes."""
+
+    def fail(*arguments: Any, **keywords: Any) -> Any:
+        raise error
+
+    async def test(store: Asked, host: ControllerHost) -> None:
+        assert isinstance(store, Willing)
+        pauses: list[float] = []
+        for _ in range(4):
+            await asyncio.wait_for(store.claimed.wait(), 20)
+            store.claimed.clear()
+            for _ in range(300):  # whatever it would do at once, it does now
+                await asyncio.sleep(0)
+                host.noticed()
+            pauses.append(host._pause_s)
+        assert pauses == [0.01, 0.02, 0.03, 0.03]
+        assert store.claims == 4
+
+    monkeypatch.setattr(controller, "begin", fail)
+    monkeypatch.setattr(controller_host, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(controller_host, "LONGEST_PAUSE_S", 0.03)
+    run(test, Willing)
+
+
+def test_a_clock_that_is_set_does_not_hold_up_rebalancing() -> None:
+    class Clock:
+        """Runs on, and is set back by a day when the controller has begun."""
+
+        ran_s = 0.0
+
+        def monotonic(self) -> float:
+            return 1000.0 + self.ran_s
+
+        def time_ms(self) -> int:
+            return int(1e12) if not self.ran_s else int(1e12) - 86_400_000
+
+    clock, ticks = Clock(), []
+
+    async def test(store: Asked, host: ControllerHost) -> None:
+        await store.claimed.wait()  # type: ignore[attr-defined]
+        for _ in range(50):
+            await asyncio.sleep(0)
+        host._feed = ticks.append  # type: ignore[method-assign]
+        assert host._controller is not None
+        due = host._controller.rebalance_ms
+        clock.ran_s = 1.0
+        host.tick()
+        assert ticks == [controller.Ticked(due)]
+
+    run(test, Willing, clock)
+
+
+def test_a_controller_begins_with_the_brokers_that_were_seen_last() -> None:
+    """What it has read may be older: a topic of three replicas would be refused."""
+
+    async def test(store: Asked, host: ControllerHost) -> None:
+        await store.claimed.wait()  # type: ignore[attr-defined]
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert host._controller is not None
+        assert host._controller.fleet.live.keys() == {1, 2, 3}
+
+    run(test, Willing)

@@ -2,14 +2,15 @@
 failure on three real processes and a real ZooKeeper, with stock clients.
 
 KDIRECT_ROUNDS=n runs n rounds (`make cluster-proof`: 500); KDIRECT_ROUND=seed runs the one of this
-seed, which a failing round prints.
+seed, which a failing round prints.  Rounds whose brokers are parted by the network, or of which one
+has a full disk, need root.
 """
 
 from __future__ import annotations
 
 import itertools
 import os
-import random
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,33 +18,58 @@ import pytest
 
 import kdirect
 from tests.conftest import SEED
+from tests.members import apart, inflicted
+from tests.members.apart import ClusterApart
 from tests.members.conftest import TEST_PROPERTIES
-from tests.members.failures import Bout, Fault, Notes, batches, draw, judge
+from tests.members.failures import (
+    Bout,
+    Fault,
+    Round,
+    Setting,
+    choose,
+    draw,
+)
+from tests.members.inflicted import Disk
+from tests.members.judgement import Notes, batches, judge
+from tests.support import wait_until
 
 ROUNDS = int(os.environ.get("KDIRECT_ROUNDS") or 20)
 ONE = os.environ.get("KDIRECT_ROUND")
-SEEDS = (
-    [int(ONE)]
-    if ONE
-    else [random.Random(f"{SEED}:rounds:{n}").randrange(2**32) for n in range(ROUNDS)]
-)
-SESSION_MS = 3000
+FAILED_SEEDS: list[int] = []  # of rounds that have found a mistake, each with what it was
+SEEDS = [int(ONE)] if ONE else [*FAILED_SEEDS, *choose(ROUNDS, SEED)]
+PROPERTIES = {
+    **TEST_PROPERTIES,
+    "zookeeper.session.timeout.ms": 3000,
+    "replica.lag.time.max.ms": 3000,
+    "offsets.topic.num.partitions": 4,
+}
+DISK_BYTES = 512 << 20
 
 
 class Living:
-    """The cluster of all rounds; another one after a round that did not end well."""
+    """The cluster of all rounds of a setting; another one after a round that did not end well."""
 
     def __init__(self, directories: Iterator[Path]) -> None:
         self._directories = directories
         self._cluster: kdirect.Cluster | None = None
+        self._setting: Setting | None = None
+        self.disks: dict[int, Disk] = {}
         self.is_well = True
 
-    def cluster(self) -> kdirect.Cluster:
-        if not self.is_well:
+    def cluster(self, setting: Setting) -> kdirect.Cluster:
+        if not self.is_well or setting is not self._setting:
             self.end()
         if self._cluster is None:
-            properties = {**TEST_PROPERTIES, "zookeeper.session.timeout.ms": SESSION_MS}
-            self._cluster = kdirect.Cluster(3, next(self._directories), properties=properties)
+            self._setting = setting
+            directory = next(self._directories)
+            if setting is Setting.APART:
+                self._cluster = ClusterApart(3, directory, PROPERTIES)
+            else:
+                pushes = setting is Setting.PUSHED
+                properties = {**PROPERTIES, "rdma.replicate": pushes}
+                self._cluster = kdirect.Cluster(3, directory, properties=properties)
+                for node_id in (1, 2, 3) if not inflicted.why_no_disks() else ():
+                    self.disks[node_id] = Disk(directory / f"broker-{node_id}", DISK_BYTES)
             self._cluster.start()
         return self._cluster
 
@@ -52,12 +78,15 @@ class Living:
         assert self._cluster is not None
         for node_id in self._cluster.node_ids:
             lines = self._cluster.log_file(node_id).read_text(errors="replace").splitlines()
-            print(f"-- broker {node_id}", *lines[-25:], sep="\n")
+            print(f"-- broker {node_id}", *lines[-40:], sep="\n")
 
     def end(self) -> None:
         cluster, self._cluster = self._cluster, None
         if cluster is not None:
             cluster.stop()
+        for disk in self.disks.values():
+            disk.unmount()
+        self.disks.clear()
 
 
 @pytest.fixture(scope="module")
@@ -67,13 +96,26 @@ def living(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Living]:
     found.end()
 
 
+def skip_what_cannot_be(round_: Round) -> None:
+    """Skip a round for which this machine lacks something."""
+    faults = {fault for fault, _ in round_.faults}
+    if round_.setting is Setting.APART and (why := apart.why_not()):
+        pytest.skip(why)
+    if Fault.FULL_DISK in faults and (why := inflicted.why_no_disks()):
+        pytest.skip(why)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed_of_round", SEEDS)
-def test_nothing_acknowledged_is_lost(living: Living, seed_of_round: int) -> None:
+def test_nothing_acknowledged_is_lost(
+    living: Living, seed_of_round: int, request: pytest.FixtureRequest
+) -> None:
     round_ = draw(seed_of_round)
     print(f"KDIRECT_ROUND={seed_of_round}: {round_}")
-    bout = Bout(living.cluster(), round_)
+    skip_what_cannot_be(round_)
+    jars = request.getfixturevalue("broker_jars") if round_.verifiable else []
+    bout = Bout(living.cluster(round_.setting), round_, living.disks, jars)
     living.is_well = False
     try:
         wrong = bout.run()
@@ -82,14 +124,75 @@ def test_nothing_acknowledged_is_lost(living: Living, seed_of_round: int) -> Non
         raise
     finally:
         print(*bout.steps, sep="\n")
+    if wrong:
+        living.tell()
     assert not wrong, f"KDIRECT_ROUND={seed_of_round}: {round_}\n" + "\n".join(wrong[:20])
     living.is_well = True
 
 
 def test_every_fault_is_drawn() -> None:
-    drawn = {fault for seed in range(200) for fault, _ in draw(seed).faults}
-    assert drawn == set(Fault)
-    assert draw(7) == draw(7)
+    for seed in range(5):
+        seeds = choose(20, seed)
+        assert len(set(seeds)) == 20 and seeds == choose(20, seed)
+        rounds = list(map(draw, seeds))
+        assert {fault for r in rounds for fault, _ in r.faults} == set(Fault)
+        assert {r.setting for r in rounds} == set(Setting)
+        assert len({r.idempotent for r in rounds}) == len({r.verifiable for r in rounds}) == 2
+
+
+# -- what is inflicted -----------------------------------------------------------------------------
+
+
+def test_a_network_loses_what_it_is_told_to() -> None:
+    if why := apart.why_not():
+        pytest.skip(why)
+    network = apart.Network(2)
+    sockets: dict[int, socket.socket] = {}
+    try:
+        for host in (1, 2):
+            with network.inside(host):
+                sockets[host] = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+            sockets[host].bind((network.address(host), 9))
+            sockets[host].settimeout(0.1)
+
+        def arrives(sender: int, receiver: int) -> bool:
+            try:
+                sockets[sender].sendto(b"?", (network.address(receiver), 9))
+                return sockets[receiver].recv(1) == b"?"
+            except OSError:
+                return False
+
+        def meet() -> None:
+            for ends in ((1, 2), (2, 1)):
+                wait_until(lambda ends=ends: arrives(*ends), f"packets went {ends}")
+
+        meet()
+        network.lose(1, [2])
+        assert not arrives(1, 2) and arrives(2, 1)
+        network.lose_no_more(1, [2])
+        meet()
+        network.unplug(2)
+        assert not arrives(1, 2) and not arrives(2, 1)
+        network.plug_in(2)
+        meet()
+    finally:
+        for each in sockets.values():
+            each.close()
+        network.close()
+
+
+def test_a_disk_is_full(tmp_path: Path) -> None:
+    if why := inflicted.why_no_disks():
+        pytest.skip(why)
+    disk = Disk(tmp_path / "disk", 1 << 20)
+    try:
+        disk.fill()
+        with pytest.raises(OSError, match="No space left"):
+            (disk.directory / "file").write_bytes(b"?" * 5000)
+        disk.empty()
+        assert (disk.directory / "file").write_bytes(b"?" * 5000) == 5000
+    finally:
+        disk.unmount()
 
 
 # -- the judge -------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import pytest
 
 from kdirect.format.protocol import ErrorCode
 from kdirect.member.fetcher import Fetcher
+from kdirect.member.throttle import NO_LIMIT, Pace
 from kdirect.model import TopicPartition
 
 ANSWERS = 20
@@ -22,6 +23,8 @@ class Copy:
 
     epoch = 3
     log_start = 0
+    is_pushed = False
+    is_full = False
 
     def __init__(self, number: int, *, takes: bool = True) -> None:
         self.tp = TopicPartition("t", number)
@@ -43,11 +46,12 @@ class Leader:
     """Answers each partition that a request names, with records or with an error; a request that
     names none waits for the next one."""
 
-    def __init__(self, errors: dict[int, int]) -> None:
+    def __init__(self, errors: dict[int, int], records: bytes = b"") -> None:
         self.asked: Counter[int] = Counter()
         self.enough = asyncio.Event()
         self._next = asyncio.Event()
         self._errors = errors
+        self._records = records
 
     async def call(self, leader: int, request: Any, *, timeout_s: float) -> Any:
         self._next.set()
@@ -64,7 +68,7 @@ class Leader:
                 partition=x.partition,
                 error_code=self._errors.get(x.partition, 0),
                 leader_epoch=3,
-                records=b"",
+                records=self._records,
             )
             for x in rows
         ]
@@ -104,6 +108,28 @@ def test_one_that_is_refused_is_asked_for_again() -> None:
             while leader.asked[0] < 4:
                 await asyncio.sleep(0)
                 fetcher.retry()  # the metadata has changed: nothing pauses any longer
+        finally:
+            fetcher.stop()
+
+    asyncio.run(asyncio.wait_for(run(), 10))
+
+
+def test_one_that_is_held_back_is_asked_for_when_its_rate_allows() -> None:
+    async def run() -> None:
+        leader = Leader({}, bytes(100))
+        now = 0.0
+        pace = Pace(lambda: now, 100)
+        fetcher = Fetcher(leader, 2, lambda: 7, lambda tp: pace if tp.partition == 1 else None)
+        for copy in (Copy(0), Copy(1)):
+            copy.fetcher = fetcher
+            fetcher.follow(1, copy)
+        try:
+            await leader.enough.wait()
+            assert leader.asked[1] == 1 and pace.taken == 100
+            pace.set_limit(NO_LIMIT)
+            while leader.asked[1] < 4:
+                await asyncio.sleep(0)
+                fetcher.retry()  # the metadata has changed
         finally:
             fetcher.stop()
 

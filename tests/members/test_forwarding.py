@@ -27,6 +27,7 @@ from kdirect.cluster.requests import (
     Reassign,
     ReassignmentRow,
     ReassignRow,
+    ReplicasFailed,
     Request,
     RowOutcome,
     ShutDown,
@@ -60,6 +61,7 @@ EXCHANGES: list[tuple[Request, tuple[object, ...]]] = [
     (ElectLeaders(None, ElectionKind.UNCLEAN, None), (RowOutcome(TP, FAILED),)),
     (Reassign(None, (ReassignRow(TP, (1, 2)), ReassignRow(TP, None))), (RowOutcome(TP),)),
     (ListReassignments(None, (TP,)), (ReassignmentRow(TP, (1, 2), (2,), (1,)),)),
+    (ReplicasFailed(None, 1, 2**40, (TP,), True), (RowOutcome(TP, FAILED),)),
     (ShutDown(None, 1, 2), (TP,)),
 ]
 

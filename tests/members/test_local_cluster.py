@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import confluent_kafka
@@ -51,6 +54,30 @@ def test_a_broker_that_waits_for_its_cluster_is_stopped(tmp_path: Path) -> None:
             broker.kill()
 
 
+def test_a_broker_of_this_process_is_stopped_while_it_waits_for_its_cluster(
+    tmp_path: Path,
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent, ThreadPoolExecutor() as others:
+        host, port = silent.getsockname()
+        properties = {
+            "zookeeper.connect": f"{host}:{port}",
+            "zookeeper.session.timeout.ms": 600_000,
+        }
+        broker = kdirect.Broker(tmp_path / "log", properties=properties)
+        for _ in range(2):  # on the same directories again
+            starting = [others.submit(broker.start), others.submit(broker.start)]
+            waits = silent.accept()[0]
+            began = time.monotonic()
+            broker.stop()
+            for future in starting:
+                with pytest.raises(kdirect.KdirectError, match="stopped before it served"):
+                    future.result(timeout=20)
+            assert time.monotonic() - began < 20
+            waits.close()
+    alone = kdirect.Broker(tmp_path / "log").start()
+    alone.stop()
+
+
 def test_a_broker_that_has_ended_by_itself_is_started_again(
     cluster: Callable[..., kdirect.Cluster],
 ) -> None:
@@ -77,6 +104,14 @@ def test_a_broker_is_killed_and_comes_back(cluster: Callable[..., kdirect.Cluste
         assert sorted(partition.replicas) == sorted(partition.in_sync_replicas) == [1, 2, 3]
         assert kdirect_command("cluster", "health", *at)[:2] == (0, "well\n")
 
+        def replicas(command: str, *more: str) -> list[str]:
+            return re.findall(r"(?m)^ *replica.*", kdirect_command(command, "describe", *more)[1])
+
+        followers = [n for n in partition.replicas if n != partition.leader]
+        told = [f"  replica {n}\tpushed over shm" for n in followers]
+        wait_until(lambda: replicas("topic", "t", *at) == told, "both were pushed to")
+        lines = {f"replicas of broker {n}\tpushed over shm 1" for n in followers}
+        assert lines < set(replicas("cluster", *at))
         lost = partition.leader
         brokers.kill(lost)
         assert brokers.running == [n for n in (1, 2, 3) if n != lost]
@@ -158,6 +193,60 @@ def test_the_command_starts_a_cluster_and_ends_all_of_it(tmp_path: Path) -> None
     finally:
         process.kill()
         process.stdout.close()
+
+
+def _children(pid: int) -> dict[int, str]:
+    """The processes that a process has started, and their command lines."""
+    found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return {int(n): Path(f"/proc/{n}/cmdline").read_text().replace("\0", " ") for n in found}
+
+
+def test_the_command_tells_of_ends_and_ends_without_its_zookeeper(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "kdirect.cli", "cluster", "start", "--brokers", "2"]
+        + ["--directory", str(tmp_path)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None and process.stderr is not None
+    try:
+        next(line for line in process.stdout if line.startswith("kdirect cluster ready on "))
+        children = _children(process.pid)
+        (server,) = [pid for pid, line in children.items() if "ZooKeeperServerMain" in line]
+        second = next(pid for pid, line in children.items() if "node.id=2" in line)
+        os.kill(second, signal.SIGKILL)
+        said = next(line for line in process.stderr if "broker 2 ended" in line)
+        assert "by SIGKILL" in said and "nothing starts it again" in said
+        assert f"{tmp_path}/broker-2.log" in said
+        os.kill(server, signal.SIGKILL)
+        rest = process.stderr.read()
+        assert process.wait(60) == 1
+        assert re.search(r"kdirect: the cluster's ZooKeeper at \S+ ended by SIGKILL", rest), rest
+        assert "zookeeper.log" in rest and "Traceback" not in rest
+        assert not any(Path(f"/proc/{pid}").exists() for pid in children)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_the_command_ends_with_its_last_broker(tmp_path: Path, zookeeper_connect: str) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "kdirect.cli", "cluster", "start", "--brokers", "1"]
+        + ["--directory", str(tmp_path), "--zookeeper-connect", zookeeper_connect],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    try:
+        pid = int(process.stdout.readline().removeprefix("broker 1 pid "))
+        os.kill(pid, signal.SIGKILL)
+        assert "no broker of the cluster runs any more" in process.communicate(timeout=60)[1]
+        assert process.returncode == 1
+    finally:
+        process.kill()
+        process.communicate()
 
 
 @pytest.mark.parametrize(

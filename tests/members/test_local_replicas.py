@@ -48,6 +48,7 @@ def made_with(directory: Path, after: Any = None) -> list[tuple[int, int]]:
                 made=made,
                 gone=lambda tp: None,
                 remove=None,  # type: ignore[arg-type]
+                failed=None,  # type: ignore[arg-type]
             )
             await local.start()
             await local.stop()

@@ -19,11 +19,14 @@ from kdirect.cluster.requests import (
     CreateTopic,
     DeleteTopic,
     GrowTopic,
+    Reassign,
+    ReassignRow,
     ShutDown,
 )
-from kdirect.errors import TimedOutError
+from kdirect.errors import BrokerUnavailableError, TimedOutError
 from kdirect.member import membership
-from kdirect.member.peers import Lane
+from kdirect.member.peers import Lane, Peers
+from kdirect.model import TopicPartition
 from kdirect.store.contract import Create
 from kdirect.store.zookeeper import ZookeeperStore
 from tests.members.company import SESSION_MS, WAIT_S, Company, run_company, state_of
@@ -58,10 +61,14 @@ def test_an_impatient_question_ends_no_connection(run: Any) -> None:
         await other.create("u", factor=1)
         lane = (company.controller().node_id, Lane.CONTROL)
         link = other.peers._links[lane]
+        asked, may_answer = company.controller().hold_answers()
         with pytest.raises(TimedOutError, match="CreateTopic within"):
-            await other.ask(CreateTopic(None, "v", uuid.uuid4()), timeout_s=1e-4)
+            await other.ask(CreateTopic(None, "v", uuid.uuid4()), timeout_s=0.2)
+        assert asked.is_set()
         assert other.peers._links[lane] is link and link.error is None
+        may_answer.set()
         await other.create("w", factor=1)
+        assert other.peers._links[lane] is link and link.error is None
 
     run(test)
 
@@ -310,6 +317,55 @@ def test_a_controller_that_fails_is_followed_by_another_one(
         answer = await members[0].ask(DeleteTopic(None, "t"))
         assert answer.outcome.code is Code.NONE
         assert failures and "the controller has failed at DeleteTopic" in caplog.text
+
+    run(test)
+
+
+def test_an_answer_that_is_lost_is_asked_for_again(
+    run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was asked for has been done by then, and that is the answer."""
+
+    async def test(company: Company) -> None:
+        members = await company.start(3)
+        asker = company.others()[0]
+        await asker.create("t", assignment={0: (1,), 1: (2,)}, factor=1)
+        call, lost = Peers.call, []
+
+        async def lose_one(self: Peers, *arguments: Any, **keywords: Any) -> Any:
+            answer = await call(self, *arguments, **keywords)
+            if self is asker.peers and not lost:
+                lost.append(arguments)
+                raise BrokerUnavailableError("the connection was lost")
+            return answer
+
+        async def twice(request: Any) -> Any:
+            lost.clear()
+            answer = await asker.ask(request)
+            assert lost and answer.outcome.code is Code.NONE, answer
+            return answer
+
+        monkeypatch.setattr(Peers, "call", lose_one)
+        await twice(GrowTopic(None, "t", 3))
+        await twice(GrowTopic(None, "t", 5, ((2,), (3,))))
+        assert [p.replicas for p in asker.metadata.topic("t").partitions[3:]] == [(2,), (3,)]
+        tp = TopicPartition("t", 0)
+        # Nobody fetches here, so it goes on until it is cancelled.
+        moved = await twice(Reassign(None, (ReassignRow(tp, (2, 3)),)))
+        assert moved.rows[0].outcome.code is Code.NONE
+        cancelled = await twice(Reassign(None, (ReassignRow(tp, None),)))
+        assert cancelled.rows[0].outcome.code is Code.NONE
+        assert asker.metadata.partition(tp).replicas == (1,)
+        # What others have done, or nobody, is no success.
+        answer = await asker.ask(GrowTopic(None, "t", 5))
+        assert answer.outcome.code is Code.INVALID_PARTITIONS
+        lost.clear()
+        answer = await asker.ask(GrowTopic(None, "t", 4))
+        assert lost and answer.outcome.code is Code.INVALID_PARTITIONS
+        lost.clear()
+        answer = await asker.ask(Reassign(None, (ReassignRow(tp, None),)))
+        assert lost and answer.rows[0].outcome.code is Code.NO_REASSIGNMENT_IN_PROGRESS
+        assert members
 
     run(test)
 

@@ -26,7 +26,9 @@ from kdirect.errors import (
     TimedOutError,
 )
 from kdirect.log import checkpoint
-from kdirect.member import identity, membership
+from kdirect.member import identity, membership, registration
+from kdirect.member.loop_store import LoopStore
+from kdirect.store.contract import Delete
 from kdirect.store.zookeeper import ZookeeperStore
 from kdirect.store.zookeeper_server import ZookeeperServer, free_port
 from tests.members.company import SESSION_MS, Company, run_company, state_of
@@ -223,6 +225,53 @@ def test_a_killed_broker_comes_back_inside_its_old_session(run: Any) -> None:
     run(test)
 
 
+@pytest.mark.parametrize("when", ["before it is looked at again", "before it is deleted"])
+def test_a_node_that_another_broker_has_made_meanwhile_stays(
+    run: Any, nodes: KazooClient, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """Between the look at the node of the process before and its deletion."""
+
+    async def test(company: Company) -> None:
+        await company.start(2)
+        victim = company.others()[0]
+        store = victim.fall_silent()
+        live = company.controller()
+        dial, commit = registration._dial, LoopStore.commit_later
+        path = paths.broker(victim.node_id)
+        node = (await asyncio.to_thread(nodes.get, paths.broker(live.node_id)))[0]
+
+        def another() -> None:
+            transaction = nodes.transaction()
+            transaction.delete(path)
+            transaction.create(path, node, ephemeral=True)
+            transaction.set_data(paths.BROKER_IDS, b"")
+            assert not [x for x in transaction.commit() if isinstance(x, Exception)]
+
+        async def dialled(host: str, port: int) -> OSError | None:
+            found = await dial(host, port)
+            if when == "before it is looked at again" and found is not None:
+                await asyncio.to_thread(another)
+            return found
+
+        async def committed(self: LoopStore, *operations: Any) -> Any:
+            if when == "before it is deleted" and any(
+                isinstance(operation, Delete) and operation.path == path for operation in operations
+            ):
+                await asyncio.to_thread(another)
+            return await commit(self, *operations)
+
+        monkeypatch.setattr(registration, "_dial", dialled)
+        monkeypatch.setattr(LoopStore, "commit_later", committed)
+        try:
+            with pytest.raises(ConfigError, match=rf"id {victim.node_id} is in use.*and answers"):
+                await company.member(victim.node_id).start()
+        finally:
+            await asyncio.to_thread(store.close)
+        assert await asyncio.to_thread(nodes.exists, path)
+
+    run(test)
+
+
 def test_the_node_of_a_silent_session_is_waited_for(run: Any, nodes: KazooClient) -> None:
     async def test(company: Company) -> None:
         (first,) = await company.start(1)
@@ -249,7 +298,9 @@ def test_the_node_of_a_silent_session_that_does_not_end(run: Any, nodes: KazooCl
         nodes.ensure_path("/brokers/ids")
         nodes.create(paths.broker(1), b"what?", ephemeral=True)
         with pytest.raises(ConfigError, match=r"id 1 is in use.*has not ended in 0.4 s"):
-            await company.member(1, zookeeper_session_timeout_ms=200).start()
+            await company.member(
+                1, zookeeper_session_timeout_ms=200, zookeeper_connection_timeout_ms=20_000
+            ).start()
 
     run(test)
 
@@ -277,6 +328,39 @@ def test_the_first_broker_brings_its_clusters_id(run: Any, nodes: KazooClient) -
         assert nodes.get(paths.CLUSTER_ID)[0] == records.encode_cluster_id("mine")
         (second,) = await company.start(1)
         assert second.metadata.cluster_id == "mine"
+
+    run(test)
+
+
+def _wipe(nodes: KazooClient) -> None:
+    """Of the test's chroot, all that there is."""
+    for name in nodes.get_children("/"):
+        nodes.delete(f"/{name}", recursive=True)
+
+
+def test_an_emptied_store_is_no_new_cluster(run: Any, nodes: KazooClient) -> None:
+    """A broker of the old cluster would found a new one, and its topics would be unknown there."""
+
+    async def test(company: Company) -> None:
+        (first,) = await company.start(1)
+        cluster_id = first.metadata.cluster_id
+        properties = {"version": "1", "cluster.id": cluster_id, "node.id": "1"}
+        checkpoint.write_properties(first.directory / checkpoint.META_PROPERTIES, properties)
+        await first.stop()
+        await asyncio.to_thread(_wipe, nodes)
+        with pytest.raises(ConfigError, match=r"knows no cluster.*was emptied.*restore what"):
+            await company.member(1).start()
+        assert nodes.get_children("/") == []  # nothing was written
+        # The same of a directory whose records alone are left.
+        (first.directory / identity.FILE).unlink()
+        (first.directory / "t-0").mkdir()
+        with pytest.raises(ConfigError, match="knows no cluster"):
+            await company.member(1).start()
+        # The remedy that the error tells.
+        nodes.ensure_path("/cluster")
+        nodes.create(paths.CLUSTER_ID, records.encode_cluster_id(cluster_id))
+        back = await company.member(1).start()
+        assert back.metadata.cluster_id == cluster_id
 
     run(test)
 

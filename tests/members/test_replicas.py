@@ -7,6 +7,7 @@ import errno
 from collections.abc import Callable, Coroutine
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,7 +25,7 @@ from kdirect.log.partition import Partition
 from kdirect.member import following
 from kdirect.member.fetch_sessions import _Row
 from tests.log.conftest import make_batch
-from tests.members.world import TP, Broker, World, sealed, until
+from tests.members.world import DEADLINE_S, TP, Broker, World, sealed, until
 
 Scenario = Callable[[World], Coroutine[Any, Any, None]]
 batch = partial(make_batch, value_bytes=100)
@@ -334,10 +335,62 @@ def test_a_follower_goes_on_once_its_disk_has_room_again(
         monkeypatch.setattr(copy, "append_as_stamped", full)
         end = world.append(1, batch, 5)
         await world.brokers[1].replicas.committed(TP, end, 0, 10)
-        assert len(attempts) >= 3
+        await until(lambda: len(attempts) >= 3)
         await level(world, 1, 2)
 
     play(tmp_path, scenario)
+
+
+def test_a_follower_without_room_holds_nobody_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It leaves at once, whatever replica.lag.time.max.ms is, and comes back when there is room."""
+
+    async def scenario(world: World) -> None:
+        await world.start(1, 2, 3)
+        await world.create(1, 2, 3)
+        await until(lambda: world.leads(1, 0))
+        copy = world.brokers[2].log
+
+        def full(*arguments: Any) -> Any:
+            raise StorageFullError("no space")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(copy, "append_as_stamped_nowait", lambda *arguments: None)
+            patched.setattr(copy, "append_as_stamped", full)
+            for _ in range(3):
+                end = world.append(1, batch, 5)
+                await world.brokers[1].replicas.committed(TP, end, 0, 10)
+            assert world.state.in_sync == (1, 3)
+        await until(lambda: world.state.in_sync == (1, 2, 3))
+        await level(world, 1, 2, 3)
+
+    play(tmp_path, scenario, lag_ms=60_000)
+
+
+def test_a_follower_that_can_begin_no_segment_says_when_it_can(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is no record that it lacks."""
+
+    async def scenario(world: World) -> None:
+        await world.start(1, 2)
+        await world.create(1, 2)
+        await until(lambda: world.leads(1, 0))
+        world.append(1, batch, 5)
+        await level(world, 1, 2)
+
+        def full(base_offset: int) -> None:
+            raise StorageFullError("no space")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(world.brokers[2].log, "begin_segment", full)
+            world.brokers[1].log.roll()
+            world.brokers[1].replicas.appended(TP)
+            await until(lambda: world.state.in_sync == (1,))
+        await until(lambda: world.state.in_sync == (1, 2))
+
+    play(tmp_path, scenario, lag_ms=60_000)
 
 
 def test_what_cannot_be_read_is_refused_by_itself(
@@ -414,7 +467,7 @@ def test_what_was_read_while_a_leader_resigned_is_not_sent(
 
         monkeypatch.setattr(log, "read_for_replica_nowait", lambda *_, **__: None)
         monkeypatch.setattr(replicas._sessions, "_read", late)
-        told = await replicas._sessions._look(TP, _Row(0, end), leader, 1 << 20, 1)
+        told = await replicas._sessions._look(TP, _Row(0, end), leader, 1 << 20, 1, None)
         assert told is not None and told.error == ErrorCode.NOT_LEADER_OR_FOLLOWER
         assert not told.buffers
 
@@ -444,6 +497,38 @@ def test_file_work_that_failed_is_done_again(
         world.elect(1, in_sync=(1,))
         await until(lambda: world.leads(1, 0))
         assert attempts == [0, 0, 0]
+
+    play(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("follower", [False, True])
+def test_a_high_watermark_that_could_not_be_shown_is_shown_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, follower: bool
+) -> None:
+    """A thread had to show it, and had no file descriptor left, say; no record comes after it."""
+    monkeypatch.setattr("kdirect.member.showing.RETRY_S", 0.01)
+
+    async def scenario(world: World) -> None:
+        await world.start(1, 2)
+        await world.create(1, 2)
+        await until(lambda: world.leads(1, 0))
+        await level(world, 1, 2)
+        log = world.brokers[2 if follower else 1].log
+        attempts: list[int] = []
+        show = log.replicated
+
+        def fails(broker: int, offset: int) -> None:
+            attempts.append(offset)
+            if len(attempts) < 3:
+                raise OSError(24, "Too many open files")
+            show(broker, offset)
+
+        monkeypatch.setattr(log, "replicated_nowait", lambda *_: False)
+        monkeypatch.setattr(log, "replicated", fails)
+        end = world.append(1, batch, 1)
+        await world.brokers[1].replicas.committed(TP, end, 0, DEADLINE_S)
+        await until(lambda: log.high_watermark == end)
+        assert attempts == [end, end, end]
 
     play(tmp_path, scenario)
 
@@ -518,5 +603,27 @@ def test_records_that_are_being_read_are_not_sent_twice(
         assert [len(x.partitions) for x in found] == [1] and len(reads) == 1
         sessions.stop()
         assert not (await second).topics
+
+    play(tmp_path, scenario)
+
+
+def test_a_row_that_tells_the_size_alone_begins_no_segment(tmp_path: Path, caplog: Any) -> None:
+    """It may be of the time when records were pushed, and of a segment that begins after the ones
+    which are lacking here."""
+
+    async def scenario(world: World) -> None:
+        await world.start(1, 2)
+        await world.create(1, 2)
+        await until(lambda: world.leads(1, 0))
+        world.append(1, batch, 3)
+        await level(world, 1, 2)
+        replica = world.brokers[2].replicas._replicas[TP]
+        marks = {"leader_epoch": 0, "high_watermark": 3, "log_start_offset": 0, "push": 0}
+        size = {"segment_base_offset": 100, "segment_bytes": 1 << 21, "records": None}
+        taken = replica.take(SimpleNamespace(**marks, **size))
+        assert not isinstance(taken, bool) and await taken
+        log = world.brokers[2].log
+        assert log.copies_segments_of(1 << 21) and len(log.segments) == 1
+        assert "in its leader's log" not in caplog.text
 
     play(tmp_path, scenario)

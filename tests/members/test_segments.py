@@ -1,21 +1,24 @@
 """Replicas' files on three real brokers: segments begin at the same offsets and have the same bytes
-everywhere, after a leader was killed, a broker was away for long, and a disk was emptied."""
+everywhere, after a leader was killed, a leader has hung, a broker was away for long, and a disk was
+emptied; also where each broker has a ``segment.bytes`` and a ``segment.ms`` of its own."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import confluent_kafka
+import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
 import kdirect
-from kdirect.errors import FormatError
+from kdirect.errors import FormatError, UnknownTopicError
 from kdirect.format.batch import iterate_batches
+from tests.members.conftest import TEST_PROPERTIES
 from tests.support import wait_until
 
 TOPIC = "t"
@@ -54,6 +57,7 @@ class Producing:
                 "enable.idempotence": True,
                 "linger.ms": 1,
                 "batch.size": 16_384,
+                "socket.timeout.ms": 4000,  # a hung leader is left by then, not after a minute
                 "log_level": 0,
             }
         )
@@ -75,10 +79,16 @@ class Producing:
 
 
 def state(cluster: kdirect.Cluster) -> Any:
+    def described() -> Any:
+        try:
+            return session.admin.describe_topic(TOPIC).leaders[0]
+        except UnknownTopicError:  # the broker that was asked has not heard of it yet
+            return None
+
     with kdirect.connect(
         {"bootstrap.servers": cluster.bootstrap_servers, "transport": "tcp"}
     ) as session:
-        return session.admin.describe_topic(TOPIC).leaders[0]
+        return wait_until(described, "the topic was known")
 
 
 def wait_for_all(cluster: kdirect.Cluster) -> None:
@@ -101,7 +111,7 @@ def values(cluster: kdirect.Cluster, count: int) -> list[int]:
     found: list[int] = []
     try:
         while len(found) < count:
-            messages = consumer.consume(1000, 20)
+            messages = consumer.consume(min(1000, count - len(found)), 20)
             assert messages, f"{len(found)} of {count} records"
             found += [int(m.value()[:8]) for m in messages if m.error() is None]
     finally:
@@ -125,6 +135,16 @@ def test_sealed_segments_are_the_same_everywhere(cluster: Callable[..., kdirect.
     ours.start(leader)
     producing.send(100)
     wait_for_all(ours)
+    # The leader hangs while it is written to, and goes on when another leads.
+    leader = state(ours).leader
+    producing.send(100)
+    ours.pause(leader)
+    try:
+        producing.send(300)
+    finally:
+        ours.resume(leader)
+    producing.send(100)
+    wait_for_all(ours)
     # A follower loses its disk.
     follower = next(n for n in ours.node_ids if n != state(ours).leader)
     ours.kill(follower)
@@ -142,3 +162,64 @@ def test_sealed_segments_are_the_same_everywhere(cluster: Callable[..., kdirect.
     wait_for_all(ours)
     count = producing.acknowledged
     assert values(ours, count)[:count] == list(range(count))
+
+
+class Unlike(kdirect.Cluster):
+    """Each broker rolls by rules of its own while it leads."""
+
+    OWN: Mapping[int, Mapping[str, Any]] = {
+        1: {"log.segment.bytes": 1 << 16, "log.roll.ms": 3_600_000},
+        2: {"log.segment.bytes": 1 << 18, "log.roll.ms": 400},
+        3: {"log.segment.bytes": 1 << 17, "log.index.size.max.bytes": 4096},
+    }
+
+    def _new_process(self, node_id: int, properties: Mapping[str, Any]) -> Any:
+        return super()._new_process(node_id, {**properties, **self.OWN[node_id]})
+
+
+@pytest.mark.parametrize("pushed", [True, False], ids=["pushed", "fetched"])
+def test_followers_roll_where_their_leader_does(
+    zookeeper_connect: str, tmp_path: Path, pushed: bool
+) -> None:
+    """And nowhere else, whatever their own ``segment.bytes`` and ``segment.ms`` are."""
+    properties = {**TEST_PROPERTIES, "rdma.replicate": pushed}
+    with Unlike(
+        3, tmp_path / "c", zookeeper_connect=zookeeper_connect, properties=properties
+    ) as ours:
+        admin = AdminClient({"bootstrap.servers": ours.bootstrap_servers, "log_level": 0})
+        admin.create_topics([NewTopic(TOPIC, 1, 3)])[TOPIC].result(30)
+        wait_until(lambda: state(ours).leader > 0, "there was a leader")
+        producing = Producing(ours)
+        rounds = [(2, 1), (1, 3)] if pushed else [(2, 1)]
+        for leader, other in rounds:
+            let_lead(ours, leader)
+            producing.send(300)
+            ours.stop(other)  # it lags, and the last one has an empty disk
+            producing.send(300)
+            if (leader, other) == rounds[-1]:
+                shutil.rmtree(ours.log_dirs(other)[0])
+            ours.start(other)
+            producing.send(300)
+            wait_for_all(ours)
+        ours.kill(leader)
+        producing.send(300)
+        ours.start(leader)
+        producing.send(100)
+        wait_for_all(ours)
+        sizes = [size for size, _ in sealed(ours, 1).values()]
+        assert max(sizes) > Unlike.OWN[3]["log.segment.bytes"], "broker 2 has led"
+        count = producing.acknowledged
+        assert values(ours, count)[:count] == list(range(count))
+
+
+def let_lead(cluster: kdirect.Cluster, node_id: int) -> None:
+    """Make a broker the preferred leader, and elect it."""
+    tp = kdirect.TopicPartition(TOPIC, 0)
+    others = [n for n in cluster.node_ids if n != node_id]
+    with kdirect.connect(
+        {"bootstrap.servers": cluster.bootstrap_servers, "transport": "tcp"}
+    ) as session:
+        session.admin.reassign_partitions({tp: [node_id, *others]})
+        wait_until(lambda: not session.admin.list_reassignments(), "it was reassigned")
+        session.admin.elect_leaders([tp])
+    wait_until(lambda: state(cluster).leader == node_id, f"{node_id} led", 30)

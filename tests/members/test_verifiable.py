@@ -3,58 +3,16 @@ controller: the programs of Kafka's system tests, which tell what was acknowledg
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import kdirect
+from tests.members.java_tools import WAIT_S, Tool
 from tests.support import wait_until
 
 PER_SECOND = 400
-WAIT_S = 60
-
-
-class Tool:
-    """One of the programs, with the lines of JSON that it has printed."""
-
-    def __init__(self, jars: list[Path], name: str, *arguments: str) -> None:
-        command = ["java", "-cp", os.pathsep.join(map(str, jars)), "-Xmx128m"]
-        command += ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Dlog4j2.level=off"]
-        self.process = subprocess.Popen(
-            [*command, f"org.apache.kafka.tools.{name}", *arguments],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-        self._told: dict[str, list[dict[str, Any]]] = {}
-        self._thread = threading.Thread(target=self._read, daemon=True)
-        self._thread.start()
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            if line.startswith("{"):
-                found = json.loads(line)
-                self._told.setdefault(found.get("name", ""), []).append(found)
-
-    def told(self, name: str) -> list[dict[str, Any]]:
-        return list(self._told.get(name, ()))
-
-    def end(self) -> None:
-        self.process.terminate()
-        try:
-            self.process.wait(WAIT_S)
-        finally:
-            self.process.kill()
-            self._thread.join()
-            assert self.process.stdout is not None
-            self.process.stdout.close()
 
 
 @pytest.mark.slow

@@ -31,6 +31,7 @@ NAMES += [
     "quiet",
     "stall",
 ]
+NAMES += ["push-sizes", "push-cpu", "catch-up", "cluster-idle"]
 NAMES += ["spark-read-ceiling"]
 KEYS = ["row", "value", "unit", "against", "against_value", "ratio", "settings"]
 
@@ -71,6 +72,7 @@ def test_unknown_row_names_the_nearest(tmp_path: Path) -> None:
         "produce-notify",
         "quiet",
         "stall",
+        "catch-up",
     ],
 )
 def test_quick_row_has_the_agreed_shape(row: str, tmp_path: Path) -> None:

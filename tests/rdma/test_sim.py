@@ -3,6 +3,7 @@ at buffers."""
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Callable
 
@@ -10,7 +11,7 @@ import pytest
 
 from kdirect.errors import RdmaError
 from kdirect.rdma import open_device
-from kdirect.rdma.contract import State, Status
+from kdirect.rdma.contract import Access, Memory, State, Status
 from kdirect.rdma.sim import Faults, SimCompletionQueue, SimNetwork
 from tests.rdma.conftest import End, completion, completions, join
 
@@ -184,6 +185,43 @@ def test_a_peer_that_hangs_in_a_copy(seed: int) -> None:
     assert b.region.deregister() is True
 
 
+def test_memory_is_unmapped_under_a_live_key(seed: int) -> None:
+    """The owner of wrapped memory unmaps it, as a broker does that ends while a peer still has the
+    key: what the peer writes reaches the file, and nothing else."""
+    network = SimNetwork(seed)
+    a, b = pair(network)
+    file = os.memfd_create("kdirect-test")
+    os.ftruncate(file, 4096)
+    mapped = Memory.map(file, 4096)
+    wrapped = Memory.wrap(file, mapped.address, 4096, True, None)
+    region = b.domain.register(wrapped, Access.LOCAL_WRITE | Access.REMOTE_WRITE)
+    mapped.close()
+    for held in (False, True):
+        a.bytes[:64] = bytes([1 + held]) * 64
+        if held:
+            network.hold(a.qp)
+        a.qp.post_write(1, a.region, 0, 64, region.address, region.rkey)
+        network.run_until_idle()
+        network.release()
+        assert os.pread(file, 64, 0) == bytes([1 + held]) * 64
+    os.close(file)
+
+
+def test_a_file_is_shortened_under_a_copy_that_hangs(seed: int) -> None:
+    network = SimNetwork(seed)
+    a, b = pair(network)
+    file = os.memfd_create("kdirect-test")
+    os.ftruncate(file, 8192)
+    region = b.domain.register(Memory.map(file, 8192), Access.LOCAL_WRITE | Access.REMOTE_WRITE)
+    network.hold(a.qp)
+    a.qp.post_write(1, a.region, 0, 64, region.address + 4096, region.rkey)
+    network.run_until_idle()
+    os.ftruncate(file, 4096)
+    with pytest.raises(RdmaError, match="shortened to 4096 bytes under an operation"):
+        network.release()
+    os.close(file)
+
+
 def test_deregister_lets_what_is_half_done_finish(seed: int) -> None:
     network = SimNetwork(seed, Faults(tear=1.0))
     a, b = pair(network)
@@ -194,6 +232,38 @@ def test_deregister_lets_what_is_half_done_finish(seed: int) -> None:
     assert b.region.deregister() is True
     assert bytes(b.bytes[:64]) == b"\x01" * 64
     assert completion(a.send_cq).ok
+
+
+def test_devices_that_are_parted(seed: int) -> None:
+    """Requests wait in the one direction, in order, and go on when the devices are joined."""
+    network = SimNetwork(seed)
+    a, b = pair(network)
+    a.bytes[:1], b.bytes[:8] = b"\x01", bytes(8)
+    network.part([("a", "b")])
+    for i in range(3):
+        a.qp.post_write(i, a.region, 0, 1, b.address + i, b.rkey)
+    b.qp.post_write(7, b.region, 4, 4, a.address + 4, a.rkey)
+    network.run_until_idle()
+    assert bytes(b.bytes[:3]) == bytes(3) and a.send_cq.poll() == []
+    assert completion(b.send_cq).ok
+    network.part([("b", "a")])
+    assert [wc.wr_id for wc in completions(a.send_cq, 3)] == [0, 1, 2]
+    assert bytes(b.bytes[:3]) == b"\x01\x01\x01"
+
+
+def test_a_closed_queue_pair_leaves_its_buffers_alone(seed: int) -> None:
+    """Also when it had failed before, and what it had under way was about to be told."""
+    network = SimNetwork(seed)
+    a, b = pair(network)
+    b.region.deregister()
+    for i in range(3):
+        a.qp.post_write(i, a.region, 0, 64, b.address, b.rkey)
+    while a.qp.state != State.ERROR:
+        network.step()
+    a.qp.close()
+    a.bytes[:64] = b"\x03" * 64
+    network.run_until_idle()
+    assert a.send_cq.poll() == []
 
 
 def test_a_killed_peer(seed: int) -> None:

@@ -68,15 +68,15 @@ class SimSession:
     def topic(self, name: str, *, refresh: bool = False) -> Any:
         return types.SimpleNamespace(partitions=[0])
 
-    def transport_to(self, tp: TopicPartition) -> str:
+    def transport_to(self, tp: TopicPartition, *, closest: bool = False) -> str:
         return "sim"
 
-    def leader_address(self, tp: TopicPartition) -> tuple[str, int]:
+    def leader_address(self, tp: TopicPartition, *, closest: bool = False) -> tuple[str, int]:
         return "sim", 1
 
     leader_address_at_hand = leader_address
 
-    def channel(self, tp: TopicPartition, **sizes: int) -> Channel:
+    def channel(self, tp: TopicPartition, *, closest: bool = False, **sizes: int) -> Channel:
         control = Control(self._simulation)
         if self._actor is not None:
             self._actor.controls.append(control)
@@ -92,7 +92,12 @@ class SimSession:
         return channel
 
     def connection_for(
-        self, tp: TopicPartition, channel: str = "control", timeout_ms: float | None = None
+        self,
+        tp: TopicPartition,
+        channel: str = "control",
+        timeout_ms: float | None = None,
+        *,
+        closest: bool = False,
     ) -> SimConnection:
         return SimConnection(self._simulation)
 
@@ -115,6 +120,10 @@ class SimSession:
         return {name: found for name in topics if name in known}
 
     has_several_brokers = False
+    rack = None
+
+    def leave_replica(self, tp: TopicPartition) -> bool:
+        return False
 
     def leader_epoch(self, tp: TopicPartition) -> int:
         return -1

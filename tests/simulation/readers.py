@@ -24,16 +24,16 @@ class ReadingSession(SimSession):
     def check(self) -> None:
         """It is never closed."""
 
-    def transport_to(self, tp: TopicPartition) -> str:
+    def transport_to(self, tp: TopicPartition, *, closest: bool = False) -> str:
         return "sim"
 
     def leaders(
-        self, tps: Iterable[TopicPartition]
+        self, tps: Iterable[TopicPartition], *, closest: bool = False
     ) -> tuple[dict[int, list[TopicPartition]], dict[TopicPartition, Any]]:
         tps = list(tps)
         return ({NODE: tps} if tps else {}), {}
 
-    def leader_address(self, tp: TopicPartition) -> tuple[str, int]:
+    def leader_address(self, tp: TopicPartition, *, closest: bool = False) -> tuple[str, int]:
         return "sim", NODE
 
     def earliest_offsets(self, tps: Iterable[TopicPartition]) -> dict[TopicPartition, int]:

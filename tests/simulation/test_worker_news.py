@@ -155,4 +155,28 @@ def test_every_append_that_is_waited_for_is_told(seed: int) -> None:
         broker.network.run_until_idle()
         broker.worker.step()
     assert broker.kernel.log_end_offset == len(clients)
-    assert sorted(broker.appended) == list(range(1, 1 + len(clients)))
+    assert broker.appended == [head], "once for all of them"
+
+
+def test_a_commit_of_a_producer_that_is_gone_is_told(seed: int) -> None:
+    """What somebody waits for is the head's next commit, whoever it is of."""
+    broker = Broker(seed)
+    clients = [Client(broker, i) for i in range(2)]
+    head = broker.open_head(shared=True)
+    data = encode_records([(None, b"x", None, 1)])
+    regions = [broker.grant(head, client, 1 + i) for i, client in enumerate(clients)]
+    clients[1].write(data, regions[1], len(data), 2, 1)
+    broker.network.run_until_idle()
+    broker.worker.step()
+    broker.worker.remove(2)
+    broker.worker.watch(head)
+    clients[1].write(data, regions[1], 2 * len(data), 2, 2)  # under no grant: it is not taken
+    clients[0].write(data, regions[0], 0, 1, 0)
+    broker.network.run_until_idle()
+    broker.worker.step()
+    assert broker.kernel.log_end_offset == 2
+    assert broker.appended == [head]
+    broker.worker.watch(head)
+    broker.worker.submit_broker_request(head, 2, data)
+    broker.worker.step()
+    assert broker.appended == [head, head]

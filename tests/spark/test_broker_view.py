@@ -53,7 +53,17 @@ def test_a_topic_that_goes_between_a_listing_and_its_offsets_is_listed_again(vie
     assert view.watermarks([TP]) == {TP: (0, 0)}
 
 
-def test_a_topic_that_goes_each_time_is_an_error_in_the_end(view: Races) -> None:
-    view.times = LISTINGS
-    with pytest.raises(UnknownTopicError):
-        view.watermarks([TP])
+def test_a_topic_that_goes_each_time_is_gone_in_the_end(view: Races) -> None:
+    """What that means for the query is what failOnDataLoss says."""
+    view.times = LISTINGS + 1
+    assert view.watermarks([TP]) == {}
+    view.times = LISTINGS + 1
+    with pytest.raises(UnknownTopicError, match="t-0 was deleted while the query was planned"):
+        view.watermarks([TP], must_exist=True)
+
+
+def test_other_topics_are_told_while_one_comes_and_goes(view: Races) -> None:
+    view.session().admin.create_topic("other", 1)
+    other = TopicPartition("other", 0)
+    view.times = LISTINGS + 1
+    assert view.watermarks([TP, other]) == {other: (0, 0)}

@@ -376,3 +376,9 @@ def test_a_sink_takes_what_spark_hands_it():
 )
 def test_time_spans(text, ms):
     assert source(maxTriggerDelay=text).max_delay_ms == ms
+
+
+def test_tasks_are_told_the_rack():
+    settings = source(kafka__client__rack="b")
+    assert settings.task_client["client.rack"] == settings.client["client.rack"] == "b"
+    assert settings.warnings == ()

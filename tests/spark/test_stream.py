@@ -375,6 +375,24 @@ def test_a_topic_created_again_under_a_running_query(read_stream, topics, sink, 
     assert sink.values == values(0, 10) + values(100, 115)
 
 
+def test_a_topic_deleted_under_a_running_query_is_a_loss(
+    read_stream, topics, sink, checkpoint, refused
+):
+    """While it is gone, too, and whether or not another one follows: never an unknown topic."""
+    name = topics.create(1)
+    topics.fill(name, values(0, 10))
+    query = run(
+        read_stream(name, startingOffsets="earliest", partitionDiscoveryIntervalMs="100"),
+        sink,
+        checkpoint,
+        processingTime="0 seconds",
+    )
+    wait_for(lambda: len(sink.rows) == 10, query)
+    topics.delete(name)
+    with refused("DataLossError", f"{name}-0 is gone; it was read up to offset 10"):
+        query.awaitTermination(60)
+
+
 def test_group_offsets_are_committed_for_lag_tools(read_stream, topics, sink, checkpoint):
     from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
 

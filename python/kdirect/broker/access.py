@@ -25,11 +25,13 @@ import logging
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 from weakref import WeakSet
 
 from kdirect.broker.appends import Appends
+from kdirect.broker.closing import Ending
 from kdirect.broker.cluster_view import ClusterView
 from kdirect.broker.connection import ConnectionContext
 from kdirect.broker.engine import Engine, open_transport
@@ -38,12 +40,13 @@ from kdirect.broker.files import FileThreads
 from kdirect.broker.grants import Grant, GrantTable, Peer
 from kdirect.broker.head_access import HeadAccess
 from kdirect.broker.produce_access import ProduceAccess, WaitingRequest
-from kdirect.broker.queue_pairs import QueuePairs, close_domain
+from kdirect.broker.queue_pairs import QueuePairs
 from kdirect.broker.read_access import ReadAccess
 from kdirect.broker.scheduler import LoopScheduler, Scheduler
 from kdirect.broker.worker import CutReason
 from kdirect.errors import (
     KdirectError,
+    LogError,
     NotLeaderError,
     OffsetNotAvailableError,
     RdmaError,
@@ -92,11 +95,27 @@ class Leadership(Protocol):
     def leader(self, tp: TopicPartition, epoch: int = -1, /) -> Partition:
         """A partition that this broker leads, in no other epoch than that; -1: in any."""
 
+    def readable(self, tp: TopicPartition, epoch: int = -1, /) -> Partition:
+        """A partition of which this broker has a replica, whether it leads or follows."""
+
     def may_append(self, tp: TopicPartition, /) -> None:
         """NotEnoughReplicasError below min.insync.replicas."""
 
     def knows_high_watermark(self, tp: TopicPartition, /) -> bool:
         """Are all records that were ever readable below the high watermark?"""
+
+
+@dataclass
+class LinkHooks:
+    """What replication has done: a queue pair of another broker was cut, somebody waits for records
+    that become readable, more of a log is on disk (any thread), one more transport is in use, and
+    the end."""
+
+    cut: Callable[[str, int, CutReason], None] = lambda *cut: None
+    watch: Callable[[TopicPartition], None] = lambda tp: None
+    flushed: Callable[[TopicPartition], None] = lambda tp: None
+    opened: Callable[[Engine], None] = lambda engine: None
+    close: Callable[[], None] = lambda: None
 
 
 class AccessManager:
@@ -127,8 +146,10 @@ class AccessManager:
         self._consume_enabled = bool(config["rdma.consume"])
         self.on_append: Callable[[TopicPartition], None] | None = None
         self.leadership: Leadership | None = None  # None: the broker is alone, or has a layout
+        self.links = LinkHooks()
         self._stopping = False
         self._engines: dict[str, Engine] = {}
+        self._engines_lock = threading.Lock()  # `stop` comes on another thread than a new one
         self._opening: dict[str, asyncio.Task[Engine]] = {}
         self._files = files
         self._flushes = ThreadPoolExecutor(2, thread_name_prefix="kdirect-rdma-flush")
@@ -147,6 +168,7 @@ class AccessManager:
             appended=self._notify_appended,
             watched=self._watched,
         )
+        self.produce.may_append = self._may_append
         self.read = ReadAccess(
             self._grants,
             slots_per_consumer=int(config["rdma.slots.per.consumer"]),
@@ -187,15 +209,21 @@ class AccessManager:
         if isinstance(self._scheduler, LoopScheduler):
             self._scheduler.stop()
         self.produce.stop()
+        ending = Ending("RDMA access")
+        self._queue_pairs.open_no_more()
         for peer in self._queue_pairs:
-            self._close_peer(peer)
+            ending.step(partial(self._close_peer, peer))
         self._flushes.shutdown(wait=True)
-        for engine in self._engines.values():
-            engine.stop()
-        self._queue_pairs.close()
-        for engine in self._engines.values():
-            engine.close()
-        self._engines.clear()
+        ending.step(self.links.close)
+        with self._engines_lock:
+            engines = list(self._engines.values())
+            self._engines.clear()
+        for engine in engines:
+            ending.step(engine.stop)
+        ending.step(self._queue_pairs.close)
+        for engine in engines:
+            ending.step(engine.close)
+        ending.tell()
 
     async def _engine(self, transport: str) -> Engine:
         """The engine of a transport, opened with its first client: a device takes its time, and
@@ -205,16 +233,33 @@ class AccessManager:
             task = self._opening[transport] = asyncio.ensure_future(self._add_engine(transport))
         return await asyncio.shield(task)
 
+    async def engine(self, transport: str) -> Engine:
+        """The engine of a transport that replication uses; errors as of `open_transport`."""
+        return await self._engine(transport)
+
+    @property
+    def grants(self) -> GrantTable:
+        """Who has which file id."""
+        return self._grants
+
     async def _add_engine(self, transport: str) -> Engine:
         if self._files is None:
             engine = self.open_engine(transport)
         else:
             engine = await self._files.read(self.open_engine, transport)
+        with self._engines_lock:
+            if not self._stopping:
+                self._engines[transport] = engine
         if self._stopping:
             engine.close()
             raise RefusedError(layout.ERROR_TRANSPORT_UNAVAILABLE, "the broker is stopping")
-        self._engines[transport] = engine
+        self.links.opened(engine)
         return engine
+
+    @property
+    def engines(self) -> Sequence[Engine]:
+        """Those of the transports in use."""
+        return list(self._engines.values())
 
     def open_engine(self, transport: str) -> Engine:
         """A transport's device, at work.  On a thread."""
@@ -225,12 +270,18 @@ class AccessManager:
             spin_us=int(self._config["rdma.spin.us"]),
             on_cut=lambda *cut: soon(self._finish_cut, *cut),
             on_append=self._appended,
-            on_head=lambda requests: soon(self.produce.on_head, requests),
+            on_head=lambda requests: soon(self._on_head, requests),
             on_broker_requests=lambda *answered: soon(self.produce.on_broker_requests, *answered),
             sync=self._sync,
         )
         self._start_engine(engine)
         return engine
+
+    def _on_head(self, requests: Any) -> None:
+        if isinstance(requests.owner, HeadAccess):
+            self.produce.on_head(requests)
+        else:
+            requests.owner.head_told(requests)
 
     def _in_background(self, work: Callable[[], Any]) -> None:
         """Do what may take a moment, and what nobody waits for."""
@@ -246,20 +297,18 @@ class AccessManager:
 
     # -- the worker's thread -----------------------------------------------------------------------
 
-    def _appended(self, file_id: int) -> None:
-        grant = self._grants.get(file_id)
-        if grant is None:  # it has ended since, and nobody knows of which partition it was
-            for tp in list(self._watched):
-                self._notify_appended(tp)
-        elif not grant.partition.gate.holds:  # else a flush is told of
-            self._notify_appended(grant.partition.topic_partition)
+    def _appended(self, requests: Any) -> None:
+        partition = requests.owner.partition
+        # A broker that is alone tells of a flush, where readers wait for that; followers do not.
+        if self.leadership is not None or not partition.gate.holds:
+            self._notify_appended(partition.topic_partition)
 
     def _sync(self, requests: Any) -> None:
-        """Acknowledgements wait for the gate of this head's partition.  Where the disk is to open
-        it, a flush is made on a thread of its own, for the worker goes on; replicas open it by
+        """Acknowledgements wait for the disk, or for the gate of this head's partition.  A flush is
+        made on a thread of its own, for the worker goes on; replicas open the gate by
         `high_watermark_moved`."""
         partition = requests.owner.partition
-        if not partition.gate.waits_for_disk(partition.log_end_offset):
+        if not (requests.waits_for_disk or partition.gate.waits_for_disk(partition.log_end_offset)):
             self._await_replicas(requests)
             return
         work = partial(self._flush, requests)
@@ -290,15 +339,18 @@ class AccessManager:
         partition, worker = access.partition, access.engine.worker
         try:
             partition.flush()
-        except Exception:
+        except Exception as e:
             log.exception(
                 "no flush of %s: its producers' access ends unacknowledged",
                 partition.topic_partition,
             )
             worker.gate_failed(requests)
+            if self._files is not None and isinstance(e, LogError | OSError):
+                self._files.failed(partition, e)
             return
         worker.gate_moved(requests)
         self._notify_appended(partition.topic_partition)
+        self.links.flushed(partition.topic_partition)
 
     # -- requests ----------------------------------------------------------------------------------
 
@@ -358,12 +410,14 @@ class AccessManager:
     def _get_produce_access(self, connection: Hashable, request: Any) -> AccessAnswer:
         peer = self._queue_pairs.peer_of(connection, request.connection_id)
         partition = self._partition(request.topic, request.partition, request.current_leader_epoch)
-        if request.acks != 1 and self.leadership is not None:
-            self.leadership.may_append(partition.topic_partition)
         response = self.produce.request(peer, partition, request)
         if response is not None:
             return AccessAnswer(response)
         return AccessAnswer(waiting=self._later(self.produce.wait(peer, partition, request)))
+
+    def _may_append(self, tp: TopicPartition) -> None:
+        if self.leadership is not None:
+            self.leadership.may_append(tp)
 
     def _later(self, waiting: WaitingRequest) -> asyncio.Future[Any]:
         """A future of the response to a request that waits."""
@@ -414,13 +468,29 @@ class AccessManager:
             raise self._not_led(tp)
         return partition
 
-    def _readable(self, topic: str, index: int, epoch: int) -> Partition:
-        """The partition, if its slots and its log may be shown."""
-        partition = self._partition(topic, index, epoch)
-        tp = partition.topic_partition
-        if self.leadership is not None and not self.leadership.knows_high_watermark(tp):
+    def _readable(self, target: Any, of_replica: bool) -> Partition:
+        """The partition of a request for read access, if its slots and its log may be shown; with
+        `of_replica` also where this broker follows."""
+        topic, index, epoch = target.topic, target.partition, target.current_leader_epoch
+        leadership = self.leadership
+        try:
+            partition = self._partition(topic, index, epoch)
+        except NotLeaderError:
+            if leadership is None or not of_replica:
+                raise
+            partition = leadership.readable(TopicPartition(topic, index), epoch)
+            if target.offset <= partition.high_watermark:
+                return partition
             raise OffsetNotAvailableError(
-                f"{tp}: the leader was just elected, and does not know yet what is committed",
+                f"offset {target.offset} of {topic}-{index} is above this replica's high watermark",
+                hint="ask the leader",
+            ) from None
+        if leadership is not None and not leadership.knows_high_watermark(
+            partition.topic_partition
+        ):
+            raise OffsetNotAvailableError(
+                f"{topic}-{index}: the leader was just elected, and does not know yet what is"
+                " committed",
                 hint="ask again in a moment",
             )
         return partition
@@ -457,6 +527,7 @@ class AccessManager:
     def _finish_cut(self, transport: str, qp_num: int, reason: CutReason) -> None:
         peer = self._queue_pairs.find(transport, qp_num)
         if peer is None:
+            self.links.cut(transport, qp_num, reason)
             return
         # A device may know of a disconnected peer what it did wrong.
         fault = getattr(peer.qp, "fault", "") if reason is CutReason.DISCONNECTED else reason.text
@@ -468,7 +539,8 @@ class AccessManager:
         self._close_peer(peer)
 
     def _close_peer(self, peer: Peer) -> None:
-        self._queue_pairs.forget(peer)
+        if not self._queue_pairs.forget(peer):
+            return
         worker = peer.engine.worker
         written = [
             (access, region) for access in peer.leaving for region in access.keys_left_by(peer)
@@ -481,11 +553,11 @@ class AccessManager:
         for grant in list(peer.grants.values()):
             try:
                 self._release(grant, clean=False)
-            except RdmaError as e:
+            except Exception as e:  # the queue pair is closed all the same
                 log.warning(
                     "releasing %s of %s: %s", grant.partition.topic_partition, peer.client, e
                 )
-        self._in_background(partial(close_domain, peer, written))
+        self._in_background(partial(self._queue_pairs.end, peer, written))
 
     def connection_closed(self, connection: Hashable) -> None:
         """Free everything that was opened over this TCP connection."""
@@ -549,6 +621,20 @@ class AccessManager:
         if partition is not None:
             self.produce.lead(partition)
 
+    def too_few(self, tp: TopicPartition) -> None:
+        """Fewer replicas are in sync than ``min.insync.replicas``: producers that wait for them
+        are told so at once."""
+        partition = self._logs.partitions.get(tp)
+        if partition is not None:
+            self.produce.too_few(partition)
+
+    def released(self, tp: TopicPartition) -> None:
+        """The gate of `tp` holds acknowledgements no more: those that wait, for whatever moved the
+        high watermark until then, are looked at."""
+        partition = self._logs.partitions.get(tp)
+        if partition is not None:
+            self.produce.released(partition)
+
     def high_watermark_moved(self, tp: TopicPartition) -> None:
         """Replicas have confirmed records: acknowledgements that have waited for that go out.
         Once for each move, on the event loop."""
@@ -568,6 +654,7 @@ class AccessManager:
         """Call `on_append(tp)` (on any thread) once, at the next RDMA commit to `tp`."""
         self._watched.add(tp)
         self.produce.watch(tp)
+        self.links.watch(tp)
 
     def statistics(self) -> dict[str, int]:
         """Counters; names as in `kdirect.metrics`."""

@@ -2,7 +2,8 @@
 
 The broker runs on an event loop of its own, in a daemon thread, so that it serves while the
 caller's thread does something else (a test, a notebook cell).  `start` and `stop` may be called
-from any thread; a broker that was stopped can be started again on the same directories.
+from any thread; a broker that was stopped can be started again on the same directories.  One that
+still starts, and waits for its cluster's metadata store, say, is stopped at once.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Any
 from kdirect.broker.cluster_view import ClusterLayout
 from kdirect.broker.config import BrokerConfig
 from kdirect.broker.server import BrokerServer
-from kdirect.errors import BrokerUnavailableError, TimedOutError
+from kdirect.errors import BrokerUnavailableError, ClosedError, TimedOutError
 
 log = logging.getLogger("kdirect.broker")
 
@@ -70,77 +71,117 @@ class Broker:
         self._config = BrokerConfig.from_arguments(given, **keywords)
         self._arguments = (given, keywords)
         self._thread: threading.Thread | None = None
+        self._ended: threading.Thread | None = None  # that of the run before, or soon
         self._loop: asyncio.AbstractEventLoop | None = None
         self._server: BrokerServer | None = None
         self._stop_event: asyncio.Event | None = None
         self._ready = threading.Event()
         self._error: BaseException | None = None
         self._abandoned = False
+        self._starting: asyncio.Task[None] | None = None  # of the loop; while the server starts
         self._pid = 0
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # of the fields; not held while anything is waited for
 
     # -- life --------------------------------------------------------------------------------------
 
     def start(self) -> Broker:
-        """Serve.  KdirectError says what is in the way; nothing is left running then."""
+        """Serve.  KdirectError says what is in the way; nothing is left running then.  ClosedError:
+        `stop` was called meanwhile."""
+        before = self._ended
+        if before is not None:
+            before.join(STOP_TIMEOUT_SECONDS)  # it still has the log directories
         with self._lock:
-            if self._thread is not None:
+            if self._thread is None:
+                self._launch()
+            thread, ready = self._thread, self._ready
+        try:
+            ready.wait()  # recovering a large log takes long
+        except BaseException:  # interrupted: it stops as soon as it can
+            with self._lock:
+                self._ask_to_end()
+            self._remove_temporary()
+            raise
+        with self._lock:
+            error = self._error
+            if self._thread is thread and error is None:
                 return self
-            given, keywords = self._arguments
-            if self._wants_temporary:
-                self._temporary = temporary_directory()
-                given = {**given, "log.dirs": [str(self._temporary)]}
-            try:
-                self._config = BrokerConfig.from_arguments(given, **keywords)
-                self._server = BrokerServer(self._config, layout=self._layout)
-                self._ready.clear()
-                self._error = None
-                self._abandoned = False
-                self._pid = os.getpid()
-                self._thread = threading.Thread(
-                    target=self._run, name="kdirect-broker", daemon=True
-                )
-                self._thread.start()
-                self._ready.wait()  # recovering a large log takes long
-                if self._error is not None:
-                    self._thread.join(STOP_TIMEOUT_SECONDS)
-                    raise self._error
-            except BaseException:
-                self._abandoned = True  # interrupted while it starts: it stops as soon as it has
-                self._thread = None
-                self._server = None
-                self._remove_temporary()
-                raise
-            _running.add(self)
-        return self
+            if self._thread is thread:
+                self._thread = self._server = None
+                _running.discard(self)
+        if error is None:
+            raise ClosedError("the broker was stopped before it served")
+        assert thread is not None
+        thread.join(STOP_TIMEOUT_SECONDS)
+        self._remove_temporary()
+        raise error
+
+    def _launch(self) -> None:
+        given, keywords = self._arguments
+        if self._wants_temporary:
+            self._temporary = temporary_directory()
+            given = {**given, "log.dirs": [str(self._temporary)]}
+        try:
+            self._config = BrokerConfig.from_arguments(given, **keywords)
+            self._server = BrokerServer(self._config, layout=self._layout)
+            self._ready = threading.Event()
+            self._error = None
+            self._abandoned = False
+            self._loop = self._stop_event = None
+            self._pid = os.getpid()
+            thread = threading.Thread(target=self._run, name="kdirect-broker", daemon=True)
+            thread.start()
+        except BaseException:
+            self._server = None
+            self._remove_temporary()
+            raise
+        self._thread = thread
+        _running.add(self)
 
     def stop(self) -> None:
         """Finish what is under way and stop; the second call does nothing."""
         with self._lock:
-            thread, self._thread = self._thread, None
+            thread = self._ask_to_end()
             if thread is None:
                 return
-            _running.discard(self)
-            # A forked child holds a copy of this object, but not the thread.
-            if self._pid != os.getpid():
+        thread.join(STOP_TIMEOUT_SECONDS)
+        with self._lock:
+            if self._thread is None:
                 self._server = None
-                return
-            loop, event = self._loop, self._stop_event
-            if loop is not None and event is not None and thread.is_alive():
-                try:
-                    loop.call_soon_threadsafe(event.set)
-                except RuntimeError:  # it has ended by itself
-                    pass
-            thread.join(STOP_TIMEOUT_SECONDS)
+                self._remove_temporary()
+        if thread.is_alive():
+            raise TimedOutError(
+                "the broker did not stop in time",
+                hint="see its log; the process may be ended without harm",
+            )
+        if self._error is not None:
+            raise self._error
+
+    def _ask_to_end(self) -> threading.Thread | None:
+        """The thread that is about to end; None if there is none.  The lock is held."""
+        thread, self._thread = self._thread, None
+        if thread is None:
+            return None
+        _running.discard(self)
+        # A forked child holds a copy of this object, but not the thread.
+        if self._pid != os.getpid():
             self._server = None
-            self._remove_temporary()
-            if thread.is_alive():
-                raise TimedOutError(
-                    "the broker did not stop in time",
-                    hint="see its log; the process may be ended without harm",
-                )
-            if self._error is not None:
-                raise self._error
+            return None
+        self._ended = thread
+        self._abandoned = True
+        loop = self._loop  # None: the thread has not come to it, and looks at `_abandoned` there
+        if loop is not None and thread.is_alive():
+            try:
+                loop.call_soon_threadsafe(self._end)
+            except RuntimeError:  # it has ended by itself
+                pass
+        return thread
+
+    def _end(self) -> None:
+        """On the event loop."""
+        if self._starting is not None:
+            self._starting.cancel()
+        if self._stop_event is not None:
+            self._stop_event.set()
 
     def __enter__(self) -> Broker:
         return self.start()
@@ -165,15 +206,22 @@ class Broker:
 
     async def _serve(self) -> None:
         assert self._server is not None
+        server = self._server
+        stop = self._stop_event = asyncio.Event()
+        starting = self._starting = asyncio.ensure_future(server.start())
         self._loop = asyncio.get_running_loop()
-        self._stop_event = asyncio.Event()
-        await self._server.start()
+        if self._abandoned:  # by a thread that has not seen the loop
+            self._end()
+        await asyncio.wait((starting,))
+        self._starting = None
+        if starting.cancelled():  # it has left nothing behind
+            return
+        await starting
         self._ready.set()
         try:
-            if not self._abandoned:
-                await self._stop_event.wait()
+            await server.until_told(stop)
         finally:
-            await self._server.stop()
+            await server.stop()
 
     # -- looking -----------------------------------------------------------------------------------
 

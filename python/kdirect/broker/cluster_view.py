@@ -135,6 +135,10 @@ class ClusterView:
         self.here = {name: topic for name, topic in placed.items() if topic.leader == node_id}
         self.elsewhere = {name: topic for name, topic in placed.items() if topic.leader != node_id}
 
+    def as_of_now(self) -> ClusterView:
+        """A view that stays as this one is now, so that all that it tells belongs together."""
+        return self  # a layout is fixed
+
     # -- brokers -----------------------------------------------------------------------------------
 
     @property

@@ -15,7 +15,6 @@ from typing import Any
 
 from kdirect.broker.request_memory import default_limit
 from kdirect.errors import ConfigError
-from kdirect.option_table import Option
 from kdirect.options import BROKER
 
 # Properties that stock server.properties files carry and that mean nothing to a broker of this
@@ -237,8 +236,3 @@ class BrokerConfig(Mapping[str, Any]):
 
     def __len__(self) -> int:
         return len(self._values)
-
-
-def broker_flag(row: Option) -> str:
-    """The command-line flag of a property: ``--num-partitions``."""
-    return "--" + row.name.replace(".", "-")

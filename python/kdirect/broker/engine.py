@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from kdirect.broker.closing import end_all
 from kdirect.broker.config import parse_listeners
 from kdirect.broker.shared_word import Loopback
 from kdirect.broker.worker import CutReason, ProduceWorker
@@ -36,7 +37,7 @@ class Engine:
         *,
         spin_us: int,
         on_cut: Callable[[str, int, CutReason], None],
-        on_append: Callable[[int], None],
+        on_append: Callable[[Any], None],
         on_head: Callable[[Any], None],
         on_broker_requests: Callable[[Any, list[Any]], None],
         sync: Callable[[Any], None],
@@ -57,6 +58,16 @@ class Engine:
         )
         self._thread: threading.Thread | None = None
         self._loopback: Loopback | None = None
+        self._link_cq: Any = None
+        self._link_lock = threading.Lock()  # followers open their links on threads
+
+    @property
+    def link_cq(self) -> Any:
+        """The queue for sends of all queue pairs to followers, made with the first of them."""
+        with self._link_lock:
+            if self._link_cq is None:
+                self._link_cq = self.device.create_cq(depth=QUEUE_DEPTH)
+            return self._link_cq
 
     @property
     def loopback(self) -> Loopback:
@@ -83,13 +94,17 @@ class Engine:
             self._thread = None
 
     def close(self) -> None:
-        """End the worker, then what it worked on."""
-        self.stop()
-        if self._loopback is not None:
-            self._loopback.close()
-        self.recv_cq.close()
-        self.send_cq.close()
-        self.device.close()
+        """End the worker, then what it worked on.  RdmaError where a queue pair is still open: that
+        one is closed with the device, and nothing is left open."""
+        queues = [q for q in (self.recv_cq, self.send_cq, self._link_cq) if q is not None]
+        loopback = [self._loopback.close] if self._loopback is not None else []
+        end_all(
+            f"the transport {self.transport}",
+            self.stop,
+            *loopback,
+            *(queue.close for queue in queues),
+            self.device.close,
+        )
 
 
 def open_transport(

@@ -38,7 +38,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from kdirect.errors import ClosedError
+from kdirect.broker.scheduler import soon
+from kdirect.errors import ClosedError, LogError
 from kdirect.log.partition import Partition
 from kdirect.log.segment import Segment
 from kdirect.wire.environment import SYSTEM, Environment
@@ -84,6 +85,8 @@ class FileThreads:
 
     def __init__(self, log_dirs: Sequence[Path], environment: Environment = SYSTEM) -> None:
         self._clock = environment.monotonic
+        # Work on a partition's files has failed.  On the thread that did it.
+        self.failed: Callable[[Partition, BaseException], None] = lambda partition, error: None
         self._rooms = {
             directory: ThreadPoolExecutor(ROOM_THREADS, thread_name_prefix=f"kdirect-room-{i}")
             for i, directory in enumerate(log_dirs)
@@ -109,7 +112,7 @@ class FileThreads:
         self._under_way += 1
         try:
             self._rooms[partition.directory.parent].submit(work).add_done_callback(
-                lambda f: self._tell(f, done)
+                lambda f: self._tell(f, done, partition)
             )
         except RuntimeError:  # the pool is closed
             error = ClosedError(
@@ -124,13 +127,15 @@ class FileThreads:
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._settled.wait(), timeout_s)
 
-    def _tell(self, future: Future[Any], done: Done) -> None:
+    def _tell(self, future: Future[Any], done: Done, partition: Partition | None = None) -> None:
         if future.cancelled():
             self._on_loop(
                 done, None, ClosedError("the broker is stopping", hint="ask again when it is back")
             )
         elif (error := future.exception()) is not None:
             self._on_loop(done, None, error)
+            if partition is not None and isinstance(error, LogError | OSError):
+                self.failed(partition, error)
         else:
             self._on_loop(done, future.result(), None)
 
@@ -143,8 +148,7 @@ class FileThreads:
         if self._turn_is_due:
             return
         self._turn_is_due = True
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-            loop.call_soon_threadsafe(self._tell_outcomes)
+        soon(loop, self._tell_outcomes)  # if it is closed, nobody waits any more
 
     def _tell_outcomes(self) -> None:
         """Call `done` for what the threads have finished; after `TURN_S` others have their turn."""

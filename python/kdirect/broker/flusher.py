@@ -8,9 +8,11 @@ they share the next.  Called on the event loop; the fsync itself runs on a threa
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+from kdirect.errors import LogError
 from kdirect.log.partition import Partition
 from kdirect.model import TopicPartition
 
@@ -20,6 +22,8 @@ class Flusher:
 
     def __init__(self, on_flushed: Callable[[TopicPartition], None]) -> None:
         self.on_flushed = on_flushed
+        # An fsync has failed.  On a thread.
+        self.failed: Callable[[Partition, BaseException], None] = lambda partition, error: None
         self._waiting: dict[TopicPartition, list[asyncio.Future[None]]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._pool = ThreadPoolExecutor(max_workers=2, thread_name_prefix="kdirect-flush")
@@ -62,8 +66,15 @@ class Flusher:
                     else:
                         future.set_exception(error)
                         future.exception()  # marked as seen: with acks=0 nobody else looks
+            if isinstance(error, LogError | OSError):
+                self._look_into(partition, error)
             self.on_flushed(tp)
         del self._waiting[tp]
+
+    def _look_into(self, partition: Partition, error: Exception) -> None:
+        """Nobody waits for what the error says of the disk, which may take as long as it likes."""
+        with contextlib.suppress(RuntimeError):  # the pool is closed: the broker stops
+            self._pool.submit(self.failed, partition, error)
 
     def close(self) -> None:
         """Wait for running fsyncs; blocks."""

@@ -15,22 +15,27 @@ roll, and the note of a new leader epoch, wait for the disk, so the caller hands
 may.  One thread at a time; `end` may come from any thread, and waits for it.
 
 Memory: each granted file has a key in the leader's protection domain.  It ends before the file is
-used by others (`end`), or, when the file was left for the next, before it is sealed.  The slot
-belongs to the leader's WRITEs until `end`.  Acknowledgements are staged in memory that stays
-registered until the worker has no WRITE of it under way.  A file that the leader was inside of
-when the grant ended stays mapped until `forget`.
+used by others (`end`), or, when the file was left for the next, before it is sealed.  The slot, and
+what acknowledgements are staged in, are cut from regions of the link, whose keys stay: nobody looks
+at the slot after `end`, and it serves another replica only if the leader has said that it writes no
+more.  A file that the leader was inside of when the grant ended stays mapped until `forget`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
+from kdirect.broker.closing import end_all
 from kdirect.broker.order import AbortReason
-from kdirect.errors import LogError
+from kdirect.broker.slices import Slices
+from kdirect.errors import KdirectError
 from kdirect.format import layout
+from kdirect.log.growth import STEP_BYTES
 from kdirect.log.head import PreparedHead
 from kdirect.log.partition import Partition
 from kdirect.log.segment import Segment
@@ -40,9 +45,13 @@ log = logging.getLogger("kdirect.broker.rdma")
 
 # A leader that is inside a copy for longer is stopped or hangs: the log goes on in a fresh file.
 DEREGISTER_MS = 20
+# A leader is granted so much of the head at first, and this many times more each time that it wants
+# more, but by no more than `STEP_BYTES` at once: a quiet partition takes little of the disk, and a
+# busy one does not wait while the whole of a large segment is zeroed.
+FIRST_BYTES, GROWTH = 1 << 16, 8
 NEVER_MS = 1 << 40  # a leader leaves no holes: its order is its own
 
-HEAD_ABORTED, HEAD_AHEAD, HEAD_WAITING = 2, 4, 5  # as in kdirect.broker.order
+HEAD_ABORTED, HEAD_WAITING = 2, 5  # as in kdirect.broker.order
 
 
 class AckRing(NamedTuple):
@@ -78,11 +87,21 @@ class _File:
         self.staging = staging
         self.segment: Segment | None = None
         self.prepared: PreparedHead | None = None
+        self.length = 0  # up to which the leader may write
+        self.outgrown: list[Any] = []  # regions of before it grew
+
+    def deregister(self) -> bool:
+        """Take the leader's keys away.  False: it is still inside a copy."""
+        gone = [region.deregister(DEREGISTER_MS) for region in [*self.outgrown, self.region]]
+        return all(gone)
 
 
 class FollowedHead:
     """See the module.  `worker`, `domain`, `qp`: of the queue pair on which the leader writes;
     `leader_epoch`: of its leadership.
+
+    `new_file_id()` gives ids that nobody else at this worker has, until `free_file_id(id)`.
+    `spawn(partition, work)`: do work on a thread that may wait for the disk.
 
     `on_rolled(head)`: the replica goes on in the file that was granted ahead; the leader wants the
     next.  `on_ended(head, reason)`: nothing more is taken from the leader under this grant."""
@@ -100,6 +119,9 @@ class FollowedHead:
         new_file_id: Callable[[], int],
         on_rolled: Callable[[FollowedHead], None],
         on_ended: Callable[[FollowedHead, AbortReason], None],
+        free_file_id: Callable[[int], None] = lambda file_id: None,
+        spawn: Callable[[Partition, Callable[[], None]], None] | None = None,
+        slices: Slices | None = None,
     ) -> None:
         self.partition = partition
         self.leader_epoch = leader_epoch
@@ -112,19 +134,25 @@ class FollowedHead:
         self._half = 0
         self._window = window
         self._new_file_id = new_file_id
+        self._free_file_id = free_file_id
+        self._spawn = spawn
         self._present: _File | None = None
         self._next: _File | None = None
         self._left: list[_File] = []  # whose last acknowledgements may be under way
         self._hung: list[_File] = []  # which the leader was inside of when this ended
         self._lock = threading.RLock()
         self.refused = False  # nothing more is taken; `end` follows
+        self._keys_taken = False
         self.ended = False
         self.vacated = True  # False: the leader may still be inside a copy into the file
-        partition.before_give_back.append(self._may_give_back)
-        self._slot = domain.register(
-            Memory.anonymous(layout.SLOT_BYTES, "kdirect-followed"),
-            Access.LOCAL_WRITE | Access.REMOTE_WRITE,
+        self._granted_at = -1  # where the log ended
+        self._slices = Slices(domain) if slices is None else slices
+        self._slot = self._slices.take(
+            layout.SLOT_BYTES, Access.LOCAL_WRITE | Access.REMOTE_WRITE, "kdirect-followed"
         )
+        partition.before_give_back.append(self._may_give_back)
+        # Set before `end`: the leader has said that nothing of it is on its way any more.
+        self.leader_has_stopped = False
 
     def _may_give_back(self, partition: Partition) -> bool:
         return self.ended  # until then the leader may write all of the head
@@ -135,15 +163,68 @@ class FollowedHead:
         """Let the leader write the head from its tail on.  StorageFullError."""
         with self._lock:
             partition = self.partition
+            partition.lengthen_head()
             kernel = partition.kernel
-            room = partition.config.segment_bytes - kernel.end_position
-            segment = partition.ensure_head(max(1, room)).acquire()
+            end = int(kernel.end_position)
+            wanted = max(FIRST_BYTES, min(2 * end, end + STEP_BYTES))
+            wanted = min(partition.head_config.segment_bytes, wanted)
+            segment = partition.ensure_head(max(1, wanted - end)).acquire()
             view = kernel.view()
             memory = Memory.wrap(segment.fd, segment.address, segment.mapped_length, True, segment)
-            file = self._open(memory, view.end_position, int(kernel.capacity), segment.base_offset)
+            at = view.end_position, int(kernel.capacity), segment.base_offset
+            try:
+                file = self._open(memory, *at)
+            except BaseException:
+                segment.release()
+                raise
             file.segment = segment
+            file.length = int(kernel.capacity)
             self._present = file
-            return self._granted(file, int(kernel.capacity), view.end_position, view.log_end_offset)
+            self._granted_at = int(view.log_end_offset)
+            return self._granted(file, file.length, view.end_position, view.log_end_offset)
+
+    @property
+    def has_arrived(self) -> bool:
+        """Has something that the leader wrote become records?"""
+        return 0 <= self._granted_at < self.partition.log_end_offset
+
+    @property
+    def may_grow(self) -> bool:
+        """Is less granted of the present file than it may have?"""
+        file = self._present
+        return file is not None and file.segment is not None and file.length < self._most(file)
+
+    def is_too_short(self, segment_bytes: int) -> bool:
+        """Is all of the present file granted, and may the leader's segment have more?  The file was
+        made before ``segment.bytes`` was raised there."""
+        file = self._present
+        return file is not None and not self.may_grow and file.length < segment_bytes
+
+    def _most(self, file: _File) -> int:
+        assert file.segment is not None
+        return min(self.partition.head_config.segment_bytes, file.segment.reserved_length)
+
+    def grow(self) -> FileGrant | None:
+        """The present file again, longer; None: it is as long as it may be, or this has ended.
+        StorageFullError."""
+        with self._lock:
+            file, partition = self._present, self.partition
+            if file is None or file.segment is None or self.refused or not self.may_grow:
+                return None
+            kernel, segment = partition.kernel, file.segment
+            wanted = max(FIRST_BYTES, min(GROWTH * file.length, file.length + STEP_BYTES))
+            room = min(self._most(file), wanted) - int(kernel.end_position)
+            if partition.ensure_head(room) is not segment:
+                self._refuse(AbortReason.NO_ROOM)
+                return None
+            view, capacity = kernel.view(), int(kernel.capacity)
+            memory = Memory.wrap(segment.fd, segment.address, segment.mapped_length, True, segment)
+            # What is under way goes by the key that it had.
+            file.outgrown.append(file.region)
+            file.region = self._register(memory, view.end_position, capacity)
+            file.length = capacity
+            self._worker.grow_head(file.requests)
+            return self._granted(file, capacity, view.end_position, view.log_end_offset)
 
     def grant_ahead(self) -> FileGrant | None:
         """The file for the segment after the present one; None: there is one already, or this has
@@ -152,47 +233,61 @@ class FollowedHead:
             if self._next is not None or self._present is None or self.refused:
                 return None
             prepared = self.partition.prepare_next()
-            length = min(prepared.length, self.partition.config.segment_bytes)
+            length = min(prepared.length, self.partition.head_config.segment_bytes)
             memory = Memory.wrap(prepared.fd, prepared.address, prepared.length, True, prepared)
             self._half ^= 1
-            file = self._open(memory, 0, length, -1)
+            try:
+                file = self._open(memory, 0, length, -1)
+            except BaseException:
+                self._half ^= 1
+                prepared.discard()
+                raise
             file.prepared = prepared
+            file.length = length
             self._next = file
             return self._granted(file, length, 0, -1)
 
     def _open(self, memory: Memory, position: int, capacity: int, base: int) -> _File:
-        region = self._domain.register(
-            memory, Access.LOCAL_WRITE | Access.REMOTE_WRITE, position, capacity - position
-        )
-        staging = self._domain.register(
-            Memory.anonymous(self._acks.entries * layout.ACK_BYTES, "kdirect-acks"),
-            Access.LOCAL_WRITE,
-        )
-        requests = self._worker.open_head(
-            self.partition.kernel,
-            base,
-            position,
-            self.leader_epoch,
-            shared=False,
-            entries=self._window,
-            hole_timeout_ms=NEVER_MS,
-            ahead_bytes=capacity if base < 0 else 0,
-            stamped=True,
-            told=self._slot,
-        )
-        requests.owner = self
-        file = _File(self._new_file_id(), requests, region, staging)
-        self._worker.install(
-            file.file_id,
-            requests,
-            self._qp,
-            self._acks.address + self._half * self._acks.entries * layout.ACK_BYTES,
-            self._acks.rkey,
-            self._acks.entries,
-            staging,
-            False,
-        )
+        with contextlib.ExitStack() as undo:
+            file_id = self._new_file_id()
+            undo.callback(self._free_file_id, file_id)
+            region = self._register(memory, position, capacity)
+            undo.callback(region.deregister)
+            staging = self._slices.take(
+                self._acks.entries * layout.ACK_BYTES, Access.LOCAL_WRITE, "kdirect-acks"
+            )
+            undo.callback(staging.give_back)
+            requests = self._worker.open_head(
+                self.partition.kernel,
+                base,
+                position,
+                self.leader_epoch,
+                shared=False,
+                entries=self._window,
+                hole_timeout_ms=NEVER_MS,
+                ahead_bytes=capacity if base < 0 else 0,
+                stamped=True,
+                told=self._slot,
+            )
+            undo.callback(self._worker.forget_head, requests)
+            requests.owner = self
+            file = _File(file_id, requests, region, staging)
+            self._worker.install(
+                file.file_id,
+                requests,
+                self._qp,
+                self._acks.address + self._half * self._acks.entries * layout.ACK_BYTES,
+                self._acks.rkey,
+                self._acks.entries,
+                staging,
+                False,
+            )
+            undo.pop_all()
         return file
+
+    def _register(self, memory: Memory, position: int, capacity: int) -> Any:
+        access = Access.LOCAL_WRITE | Access.REMOTE_WRITE
+        return self._domain.register(memory, access, position, capacity - position)
 
     def _granted(self, file: _File, length: int, position: int, offset: int) -> FileGrant:
         return FileGrant(
@@ -207,19 +302,38 @@ class FollowedHead:
             self._slot.rkey,
         )
 
+    # -- watching ----------------------------------------------------------------------------------
+
+    def watch(self) -> None:
+        """Have the worker tell of the next move of this replica's high watermark."""
+        file = self._present
+        if file is not None:
+            self._worker.watch_followed(file.requests)
+
     # -- news of the worker ------------------------------------------------------------------------
+
+    def head_told(self, requests: Any) -> None:
+        """The worker's `on_head`; the work is done on a thread."""
+        if self._spawn is None:
+            self.head_event(requests)
+        else:
+            self._spawn(self.partition, lambda: self.head_event(requests))
 
     def head_event(self, requests: Any) -> None:
         """The worker's `on_head` for one of this replica's heads."""
         with self._lock:
             if self.ended or self.refused:
                 return
-            if requests.state == HEAD_ABORTED:
-                self._refuse(requests.why)
-            elif requests.state == HEAD_WAITING:
-                self._note_epochs(requests)
-            if self._next is not None and self._next.requests.waiting and not self.refused:
-                self._roll()
+            try:
+                if requests.state == HEAD_ABORTED:
+                    self._refuse(requests.why)
+                elif requests.state == HEAD_WAITING:
+                    self._note_epochs(requests)
+                if self._next is not None and self._next.requests.waiting and not self.refused:
+                    self._roll()
+            except (KdirectError, OSError) as e:
+                log.error("%s cannot go on: %s", self.partition.topic_partition, e)
+                self._refuse(AbortReason.NO_ROOM)
             self._sweep()
 
     def _note_epochs(self, requests: Any) -> None:
@@ -254,15 +368,9 @@ class FollowedHead:
         if old.requests.waiting:  # it waits for an epoch; the roll comes after that
             return
         self._worker.close_head(old.requests, False)
-        if not old.region.deregister(DEREGISTER_MS):
+        if not old.deregister():
             self.vacated = False
-        prepared = new.prepared
-        try:
-            segment = self.partition.roll_into(prepared)
-        except LogError as e:
-            log.error("%s cannot roll: %s", self.partition.topic_partition, e)
-            self._refuse(AbortReason.NO_ROOM)
-            return
+        segment = self.partition.roll_into(new.prepared)
         new.segment, new.prepared = segment, None
         self._left.append(old)
         self._present, self._next = new, None
@@ -277,13 +385,17 @@ class FollowedHead:
                 self._drop(file)
 
     def _drop(self, file: _File) -> None:
-        self._worker.remove(file.file_id)
-        self._worker.forget_head(file.requests)
-        file.staging.deregister()
+        steps: list[Callable[[], object]] = [
+            partial(self._worker.remove, file.file_id),
+            partial(self._worker.forget_head, file.requests),
+            partial(self._free_file_id, file.file_id),
+            file.staging.give_back,
+        ]
         if file.segment is not None:
-            file.segment.release()
+            steps.append(file.segment.release)
         if file.prepared is not None:
-            file.prepared.discard()
+            steps.append(file.prepared.discard)
+        end_all("a replica's head", *steps)
 
     # -- the end -----------------------------------------------------------------------------------
 
@@ -301,36 +413,45 @@ class FollowedHead:
     def end(self) -> bool:
         """Take the leader's keys away; nothing that it writes from here on reaches the log, and
         what it wrote after the last commit is zeros again.  False: it is still inside a copy, so
-        the head moves to a fresh file (`Partition.fence_head`)."""
+        the head moves to a fresh file (`Partition.copy_head`).  StorageFullError: there is no room
+        for that; call this again before anything else is done with the log."""
         with self._lock:
             if self.ended:
                 return self.vacated
-            self.ended = True
-            self.partition.before_give_back.remove(self._may_give_back)
             files = [f for f in (self._present, self._next) if f is not None]
-            for file in files:
-                self._worker.close_head(file.requests, False)
-                self._worker.retire(file.file_id, True)
-            for file in files:
-                if not file.region.deregister(DEREGISTER_MS):
-                    self.vacated = False
-            self._slot.deregister()
+            if not self._keys_taken:
+                self._keys_taken = self.refused = True
+                for file in files:
+                    self._worker.close_head(file.requests, False)
+                    self._worker.retire(file.file_id, True)
+                for file in files:
+                    if not file.deregister():
+                        self.vacated = False
             if self.vacated:
                 self.partition.kernel.clear_tail()
             else:
-                self.partition.fence_head()
-            for file in [*self._left, *files]:
-                if not self.vacated and file in files:
-                    self._hung.append(file)
-                else:
-                    self._drop(file)
+                self.partition.copy_head()
+            self.ended = True
+            self.partition.before_give_back.remove(self._may_give_back)
+            done = list(self._left)
+            (done if self.vacated else self._hung).extend(files)
             self._left.clear()
             self._present = self._next = None
+            if self.leader_has_stopped and self.vacated:
+                self._slot.give_back()
+            end_all("a replica's head", *(partial(self._drop, file) for file in done))
             return self.vacated
 
     def forget(self) -> None:
-        """The leader's queue pair is closed: what it was inside of while the grant ended may go."""
+        """The leader's queue pair is closed: what it was inside of while the grant ended may go,
+        and so may everything of a grant that could not be ended, because the directory fails."""
         with self._lock:
-            for file in self._hung:
-                self._drop(file)
-            self._hung.clear()
+            files, self._hung = self._hung, []
+            if not self.ended:
+                self.ended = self.refused = self._keys_taken = True
+                self.vacated = False
+                self.partition.before_give_back.remove(self._may_give_back)
+                files += [*self._left, *(f for f in (self._present, self._next) if f is not None)]
+                self._left.clear()
+                self._present = self._next = None
+            end_all("a replica's head", *(partial(self._drop, file) for file in files))

@@ -11,6 +11,7 @@ that is not granted is ignored.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -68,6 +69,7 @@ class Grant:
     word: Any = None  # produce, shared: region of the word
     head_access: WrittenFile | None = None  # produce
     max_in_flight: int = 0  # produce
+    waits_for_replicas: bool = False  # produce: acks=all
     released: bool = False
 
     @property
@@ -93,6 +95,7 @@ class Peer:
     slots: dict[int, TopicPartition] = field(default_factory=dict)
     full_below: int = 0  # every slot below this one is in use
     closed: bool = False
+    ending: threading.Lock = field(default_factory=threading.Lock)  # see `QueuePairs.end`
     # Shared heads that it left while it was inside a copy into them.
     leaving: set[WrittenFile] = field(default_factory=set)
 
@@ -128,6 +131,9 @@ class GrantTable:
         self._grants: dict[int, Grant] = {}
         self._of: dict[TopicPartition, dict[int, Grant]] = {}
         self._next = 1
+        # Ids of files that leaders of other brokers are granted (`replication`).  Any thread.
+        self._reserved: set[int] = set()
+        self._lock = threading.Lock()
         # Files that are opened for readers whose RNIC pins them, and not granted yet.  Any thread.
         self.opening: set[Any] = set()
 
@@ -153,24 +159,40 @@ class GrantTable:
     ) -> Grant:
         """A grant under the next free id; it takes over one `acquire` of its segment, until
         `drop`."""
-        if len(self._grants) >= MAX_FILE_ID:
+        with self._lock:
+            grant = Grant(
+                file_id=self._free_id(),
+                peer=peer,
+                partition=partition,
+                segment=segment,
+                head_access=head_access,
+            )
+            self._grants[grant.file_id] = peer.grants[grant.file_id] = grant
+        self._of.setdefault(partition.topic_partition, {})[grant.file_id] = grant
+        return grant
+
+    def _free_id(self) -> int:
+        if len(self._grants) + len(self._reserved) >= MAX_FILE_ID:
             raise RefusedError(
                 layout.ERROR_NO_FREE_SLOT,
                 "all 65535 file ids of this broker are granted; close idle clients",
             )
-        while self._next in self._grants:
+        while self._next in self._grants or self._next in self._reserved:
             self._next = self._next % MAX_FILE_ID + 1
-        grant = Grant(
-            file_id=self._next,
-            peer=peer,
-            partition=partition,
-            segment=segment,
-            head_access=head_access,
-        )
-        self._next = self._next % MAX_FILE_ID + 1
-        self._grants[grant.file_id] = peer.grants[grant.file_id] = grant
-        self._of.setdefault(partition.topic_partition, {})[grant.file_id] = grant
-        return grant
+        found, self._next = self._next, self._next % MAX_FILE_ID + 1
+        return found
+
+    def reserve(self) -> int:
+        """A file id that no grant here has, until `give_back`.  Any thread."""
+        with self._lock:
+            found = self._free_id()
+            self._reserved.add(found)
+            return found
+
+    def give_back(self, file_id: int) -> None:
+        """The file that had this reserved id is forgotten by the worker.  Any thread."""
+        with self._lock:
+            self._reserved.discard(file_id)
 
     def release_segment(self, grant: Grant) -> None:
         """Give back the grant's segment."""

@@ -5,8 +5,9 @@ has the log read on a thread, and has groups restored and given up.  `refusal` i
 anything is said of a group.
 
 A broker that is alone (`replication` is None) reads all partitions when it starts, before it
-serves.  In a cluster the hooks `elected` and `resigned` are told of each leadership, `follow` of
-each change of the metadata, and the topic is created by the controller: `ask_for_topic`.
+serves.  In a cluster the hooks `elected` and `resigned` are told of each leadership, `moved` of
+high watermarks, `follow` of each change of the metadata, and the topic is created by the
+controller: `ask_for_topic`.
 
 Called on the event loop.
 """
@@ -37,8 +38,7 @@ if TYPE_CHECKING:  # a broker that is alone loads nothing of a cluster
 
 log = logging.getLogger("kdirect.broker.groups")
 
-CATCH_UP_S = 10.0  # of one wait for replicas; then it is begun again
-RETRY_S = 0.1
+CATCH_UP_S = 10.0  # of one wait for replicas; the next begins when the high watermark has moved
 
 
 class Groups(Protocol):
@@ -72,8 +72,9 @@ class GroupPartitions:
         self._states: dict[int, GroupPartition] = {}
         self._logs: dict[int, Partition] = {}  # of those that this broker leads
         self._read: dict[int, GroupTable] = {}  # what waits to be installed
-        self._retries: set[asyncio.TimerHandle] = set()
+        self._stalled: dict[int, Callable[[], None]] = {}  # waits to be begun again, by partition
         self._creation: asyncio.Future[Any] | None = None
+        self._failure = ""  # of the last creation
         self._forgetting: set[asyncio.Future[None]] = set()
 
     # -- looking -----------------------------------------------------------------------------------
@@ -117,13 +118,17 @@ class GroupPartitions:
         """It leads a partition, of any topic, no longer."""
         if tp.topic == OFFSETS_TOPIC:
             self._logs.pop(tp.partition, None)
+            self._stalled.pop(tp.partition, None)
             self._step(tp.partition, group_partition.Resigned())
+
+    def moved(self, tp: TopicPartition, partition: Partition) -> None:
+        """The high watermark of a partition, of any topic, is a higher one."""
+        if tp.topic == OFFSETS_TOPIC and (again := self._stalled.pop(tp.partition, None)):
+            again()
 
     def close(self) -> None:
         """Nothing is begun from here on."""
-        for timer in self._retries:
-            timer.cancel()
-        self._retries.clear()
+        self._stalled.clear()
 
     def _step(self, index: int, event: Event) -> None:
         before = self.state(index)
@@ -155,7 +160,7 @@ class GroupPartitions:
         try:
             future = self._replication.committed(self._logs[index], end, epoch, CATCH_UP_S)
         except KdirectError:
-            self._again_later(again)
+            self._stall(index, end, again)
             return
 
         def told(done: asyncio.Future[None]) -> None:
@@ -164,17 +169,20 @@ class GroupPartitions:
             if done.exception() is None:
                 self._step(index, group_partition.Committed(tenure))
             else:
-                self._again_later(again)
+                self._stall(index, end, again)
 
         future.add_done_callback(told)
 
-    def _again_later(self, work: Callable[[], None]) -> None:
-        def due() -> None:
-            self._retries.discard(timer)
-            work()
-
-        timer = asyncio.get_running_loop().call_later(RETRY_S, due)
-        self._retries.add(timer)
+    def _stall(self, index: int, end: int, again: Callable[[], None]) -> None:
+        """The replicas did not have it in time, or are too few: try again when the high watermark
+        has moved.  If this broker leads no longer, nobody waits."""
+        partition = self._logs.get(index)
+        if partition is None or self._replication is None:
+            return
+        self._stalled[index] = again
+        self._replication.watch(partition)
+        if partition.high_watermark >= end:  # it has moved meanwhile
+            self.moved(partition.topic_partition, partition)
 
     def _load(self, index: int, tenure: int) -> None:
         if self._replication is None:
@@ -233,8 +241,10 @@ class GroupPartitions:
     def _created(self, task: asyncio.Future[Any]) -> None:
         self._creation = None
         error = None if task.cancelled() else task.exception()
-        if error is not None:
-            log.warning("%s could not be created: %s", OFFSETS_TOPIC, error)
+        failure = str(error) if error is not None else ""
+        if failure and failure != self._failure:  # it is asked for again by every client
+            log.warning("%s could not be created: %s", OFFSETS_TOPIC, failure)
+        self._failure = failure
 
     def follow(self, before: Metadata | None, after: Metadata) -> None:
         """Newer metadata: offsets in topics that were deleted are forgotten by whoever coordinates

@@ -34,7 +34,6 @@ from kdirect.model import EARLIEST_OFFSET, LATEST_OFFSET, TopicPartition
 
 MAX_TIMESTAMP = -3
 EARLIEST_LOCAL = -4
-LATEST_TIERED = -5
 # Session epochs of a Fetch that names all its partitions: 0 asks for a session, -1 for none.  The
 # session id says which session ends, if any.
 _FULL_FETCH = (0, -1)
@@ -57,8 +56,8 @@ _KERNEL_MESSAGES = {
 
 
 class Reader(NamedTuple):
-    """Who fetches: by which version of Fetch, from which rack ("": not told), and whether only
-    what transactions have committed."""
+    """Who asks: by which version of Fetch or ListOffsets, from which rack ("": not told), and
+    whether only for what transactions have committed."""
 
     version: int
     rack: str
@@ -72,6 +71,15 @@ class Collected(NamedTuple):
     topics: list[tuple[str, list[Fetched]]]
     size: int
     urgent: bool
+
+
+class Arrival(NamedTuple):
+    """A Produce request: where it came in, how long its producer waits for other replicas, and when
+    it came."""
+
+    connection: Connection
+    timeout_ms: int
+    at_ms: int
 
 
 class OneAppend:
@@ -141,7 +149,8 @@ class DataHandlers:
         """Append to each partition.  The answer comes later if an append must wait for room in the
         head, for producers before it, or for the gate."""
         refusal = _refusal(header.api_version, request)
-        at_ms = self._services.environment.time_ms()
+        now_ms = self._services.environment.time_ms()
+        arrival = Arrival(connection, request.timeout_ms, now_ms)
         waits = False
         topics: list[tuple[str, list[OneAppend]]] = []
         for topic in request.topic_data:
@@ -152,7 +161,7 @@ class DataHandlers:
                     append = OneAppend(data.index, request.acks, done=done)
                 else:
                     append = OneAppend(data.index, request.acks)
-                    self._append(append, topic.name, data.records, at_ms)
+                    self._append(append, topic.name, data.records, arrival)
                 waits = waits or append.waits(request.acks)
                 appends.append(append)
             topics.append((topic.name, appends))
@@ -160,7 +169,7 @@ class DataHandlers:
             return later(self._produce_later(connection, header.api_version, request, topics))
         return self._acknowledge(connection, header.api_version, request.acks, topics)
 
-    def _append(self, append: OneAppend, name: str, records: Any, at_ms: int) -> None:
+    def _append(self, append: OneAppend, name: str, records: Any, arrival: Arrival) -> None:
         """Append to one partition now, or queue the append."""
         index = append.index
         try:
@@ -174,13 +183,21 @@ class DataHandlers:
                 return
             append.size = len(records)
             appender = self._services.appender
-            result = appender.append_nowait(partition, records, at_ms)
+            result = appender.append_nowait(partition, records, arrival.at_ms)
             if result is None:
-                append.pending = appender.append(partition, records, at_ms)
+                append.pending = appender.append(partition, records, arrival.at_ms)
             else:
                 self._appended(append, result)
         except Exception as e:
-            self._append_failed(append, name, e)
+            if append.partition is not None or not self._held(append, name, records, arrival, e):
+                self._append_failed(append, name, e)
+
+    def _held(
+        self, append: OneAppend, name: str, records: Any, arrival: Arrival, error: Exception
+    ) -> bool:
+        """Does an append wait until this broker leads the partition, which it cannot be made to
+        because of `error`?"""
+        return False
 
     def _to_append(self, append: OneAppend, name: str) -> Partition:
         """The partition, if records may be appended to it that wait for `append.acks`."""

@@ -101,6 +101,7 @@ class GroupHandlers:
         )
         replicas.on_lead.append(partitions.elected)
         replicas.on_resign.append(partitions.resigned)
+        replicas.on_high_watermark.append(partitions.moved)
         if services.membership is not None:
             services.membership.subscribe(partitions.follow)
         return partitions
@@ -451,6 +452,10 @@ class GroupHandlers:
 
     def heartbeat(self, connection: Connection, header: p.RequestHeader, request: Any) -> Answer:
         if error := self.refusal(request.group_id):
+            # As Kafka: a member has nothing to do but wait, and some clients (aiokafka) end with
+            # this code.
+            if error == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS:
+                error = ErrorCode.NONE
             return respond(header, p.HeartbeatResponse, error_code=error)
         instance = request.group_instance_id if header.api_version >= 3 else None
         code = self.coordinator.heartbeat(

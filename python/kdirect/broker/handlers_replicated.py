@@ -2,8 +2,11 @@
 
 What differs from a broker that is alone, and where `Replicas` is asked:
 
-- Leadership is checked with the client's leader epoch; an error names the leader, where the version
-  has a place for it (KIP-951).
+- Leadership is checked with the client's leader epoch.  An error of Produce names the leader and
+  where it is reached, where the version has a place for both (KIP-951).  Fetch could only name it
+  by a number: Kafka does not, for a client may not know that broker yet.
+- Produce to a partition that this broker is about to lead waits until it does
+  (`kdirect.broker.coming_leaderships`).
 - Produce with acks=all is refused below min.insync.replicas, and answered when the records are
   committed: one future a partition, no thread.  With acks=1 it is answered when this broker has
   them.
@@ -22,12 +25,22 @@ Other brokers do not fetch by these requests; they have their own (`Replicas.ans
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Any
 
 from kdirect.broker.answers import Answer, later, respond
+from kdirect.broker.appends import resolve
+from kdirect.broker.coming_leaderships import ComingLeaderships
 from kdirect.broker.connection import Connection
 from kdirect.broker.failures import code_of, explain
-from kdirect.broker.handlers_data import DataHandlers, OneAppend, Reader, failed_append
+from kdirect.broker.handlers_data import (
+    EARLIEST_LOCAL,
+    Arrival,
+    DataHandlers,
+    OneAppend,
+    Reader,
+    failed_append,
+)
 from kdirect.broker.member_topics import MemberTopics
 from kdirect.broker.services import Replicas, Services
 from kdirect.errors import (
@@ -35,6 +48,7 @@ from kdirect.errors import (
     NotLeaderError,
     OffsetNotAvailableError,
     ReplicaNotAvailableError,
+    UnknownTopicError,
 )
 from kdirect.format import protocol as p
 from kdirect.format.datapath import Fetched, NodeEndpoint, Produced, produce_response
@@ -44,7 +58,6 @@ from kdirect.log.partition import Partition
 from kdirect.model import EARLIEST_OFFSET, TopicPartition
 
 FROM_FOLLOWERS = 11  # the version of Fetch from which on a client may read from followers
-EARLIEST_LOCAL = -4
 NOT_AVAILABLE = 5  # the version of ListOffsets from which on clients know OFFSET_NOT_AVAILABLE
 _MOVED = frozenset(
     (
@@ -55,7 +68,8 @@ _MOVED = frozenset(
 
 
 class ReplicatedDataHandlers(DataHandlers):
-    """See the module.  A member has one, used on its event loop; reading may be on a thread."""
+    """See the module.  A member has one, used on its event loop; reading may be on a thread.
+    `coming` is to be told of leaderships and of each picture of the cluster."""
 
     def __init__(self, services: Services, topics: MemberTopics, replicas: Replicas) -> None:
         super().__init__(services)
@@ -63,6 +77,7 @@ class ReplicatedDataHandlers(DataHandlers):
         self._replicas = replicas
         self._membership: Any = services.membership
         self._node_id = services.cluster.node_id
+        self.coming = ComingLeaderships(self._node_id, lambda: self._membership.metadata)
 
     # -- who leads ---------------------------------------------------------------------------------
 
@@ -91,6 +106,41 @@ class ReplicatedDataHandlers(DataHandlers):
         append.leader_epoch = partition.leader_epoch
         return partition
 
+    def _held(
+        self, append: OneAppend, name: str, records: Any, arrival: Arrival, error: Exception
+    ) -> bool:
+        # A topic that is in the picture may be unknown to the replicas, until they see it as well.
+        if not records or not isinstance(error, NotLeaderError | UnknownTopicError):
+            return False
+        pending = asyncio.get_running_loop().create_future()
+        go_on = partial(self._go_on, append, name, bytes(records), pending)
+        tp = TopicPartition(name, append.index)
+        if not self.coming.hold(tp, arrival.connection, arrival.timeout_ms / 1000, go_on):
+            return False
+        append.size = len(records)
+        append.pending = pending
+        return True
+
+    def _go_on(
+        self,
+        append: OneAppend,
+        name: str,
+        records: bytes,
+        pending: asyncio.Future[Any],
+        error: BaseException | None,
+    ) -> None:
+        """An append that has waited for this broker to lead is made now, or fails."""
+        try:
+            if error is not None:
+                raise error
+            append.partition = partition = self._to_append(append, name)
+            now_ms = self._services.environment.time_ms()
+            appended = self._services.appender.append(partition, records, now_ms)
+        except Exception as e:
+            resolve(pending, None, e)
+        else:
+            appended.add_done_callback(partial(_pass_on, pending))
+
     def _append_failed(self, append: OneAppend, name: str, error: BaseException) -> None:
         super()._append_failed(append, name, error)
         self._name_leader(append, name)
@@ -109,10 +159,9 @@ class ReplicatedDataHandlers(DataHandlers):
             self._replicas.appended(tp)
             if partition.high_watermark >= append.end_offset:  # there is no other replica
                 self._services.waiters.notify(tp, append.size)
-        if append.acks == -1:
-            append.gated = partition.high_watermark < append.end_offset
-        else:
-            append.gated = _waits_for_disk(partition)
+        append.gated = _waits_for_disk(partition) or (
+            append.acks == -1 and partition.high_watermark < append.end_offset
+        )
 
     async def _wait_for_gate(
         self, topics: list[tuple[str, list[OneAppend]]], timeout_ms: int
@@ -133,13 +182,17 @@ class ReplicatedDataHandlers(DataHandlers):
         """What the answer of one append waits for."""
         partition = append.partition
         assert partition is not None
+        flushed = self._services.flusher.begin(partition) if _waits_for_disk(partition) else None
         if append.acks != -1:
-            return self._services.flusher.begin(partition)
-        if _waits_for_disk(partition):
-            self._services.flusher.begin(partition)  # the high watermark waits for it
+            return flushed or _done()  # another flush may have come first
         tp = TopicPartition(name, append.index)
         timeout_s = max(timeout_ms, 0) / 1000
-        return self._replicas.committed(tp, append.end_offset, append.leader_epoch, timeout_s)
+        replicas = self._replicas
+        committed = replicas.committed(tp, append.end_offset, append.leader_epoch, timeout_s)
+        if flushed is None:
+            return committed
+        # Where replicas move the high watermark, it does not wait for `flush.messages`.
+        return asyncio.ensure_future(_both(flushed, committed))
 
     def _produced(
         self, connection: Connection, version: int, answers: list[tuple[str, list[Produced]]]
@@ -191,12 +244,6 @@ class ReplicatedDataHandlers(DataHandlers):
             (),
             0,
         )
-
-    def _unread(self, name: str, x: Any, error: BaseException) -> Fetched:
-        found = super()._unread(name, x, error)
-        if found.error not in _MOVED:
-            return found
-        return found._replace(leader=self._leader(TopicPartition(name, x.partition)))
 
     # -- offsets -----------------------------------------------------------------------------------
 
@@ -262,6 +309,30 @@ class ReplicatedDataHandlers(DataHandlers):
 
     async def _next_producer_id(self) -> int:
         return await self._member_topics.take_producer_id()
+
+
+def _done() -> asyncio.Future[None]:
+    future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    future.set_result(None)
+    return future
+
+
+def _pass_on(pending: asyncio.Future[Any], appended: asyncio.Future[Any]) -> None:
+    """Whoever waits for `pending` gets what became of the append."""
+    if not appended.cancelled():
+        error = appended.exception()
+        resolve(pending, None if error is not None else appended.result(), error)
+
+
+async def _both(flushed: asyncio.Future[None], committed: asyncio.Future[None]) -> None:
+    """The one that fails first says so."""
+    try:
+        await asyncio.wait((flushed, committed), return_when=asyncio.FIRST_EXCEPTION)
+        for future in (flushed, committed):
+            if future.done():
+                future.result()
+    finally:
+        committed.cancel()
 
 
 def _waits_for_disk(partition: Partition) -> bool:

@@ -16,6 +16,7 @@ from typing import Any
 from kdirect.broker.answers import Answer, later, respond
 from kdirect.broker.connection import Connection
 from kdirect.broker.failures import explain
+from kdirect.broker.handlers_cluster import created, not_created
 from kdirect.broker.member_topics import ASK_S, drawn, has_leaders
 from kdirect.broker.picture import Picture
 from kdirect.broker.services import Services
@@ -78,20 +79,20 @@ class TopicHandlers:
         name = wanted.name
         if times > 1:
             text = f"topic {name} is in the request twice"
-            return _not_created(name, Outcome(Code.INVALID_REQUEST, text))
+            return not_created(name, Code.INVALID_REQUEST, text)
         question = self._question(wanted, request.validate_only)
         if isinstance(question, Outcome):
-            return _not_created(name, question)
+            return not_created(name, int(question.code), question.message or None)
         outcome, rows = await self.ask(question, wait_s(request.timeout_ms))
         if outcome.code == Code.NONE and not request.validate_only:
             outcome = await self.seen(
                 lambda m: has_leaders(m, name), wait_s(request.timeout_ms), f"topic {name}"
             )
         if outcome.code != Code.NONE or not rows:
-            return _not_created(name, outcome)
+            return not_created(name, int(outcome.code), outcome.message or None)
         replicas = rows[0].replicas
         topic = Topic(name, question.topic_id, len(replicas), dict(question.config))
-        return _created(topic, len(replicas[0]), self._config_rows(topic))
+        return created(topic, len(replicas[0]), self._config_rows(topic))
 
     def _question(self, wanted: Any, validate_only: bool) -> requests.CreateTopic | Outcome:
         """What to ask the controller, or why not."""
@@ -294,23 +295,3 @@ def _is_there(metadata: Metadata, name: str | None, topic_id: Any) -> bool:
 def _has_partitions(metadata: Metadata, name: str, count: int) -> bool:
     topic = metadata.topic(name)
     return topic is not None and len(topic.partitions) >= count
-
-
-def _not_created(name: str, outcome: Outcome) -> dict[str, Any]:
-    """The row of a topic that was not created."""
-    return row_of(
-        outcome, name=name, topic_id=None, num_partitions=-1, replication_factor=-1, configs=[]
-    )
-
-
-def _created(topic: Topic, factor: int, config_rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """The row of a topic that was created, or could be."""
-    shown = ("name", "value", "read_only", "config_source", "is_sensitive")
-    return row_of(
-        DONE,
-        name=topic.name,
-        topic_id=topic.topic_id,
-        num_partitions=topic.partition_count,
-        replication_factor=factor,
-        configs=[{k: row[k] for k in shown} for row in config_rows],
-    )

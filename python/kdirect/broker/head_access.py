@@ -127,6 +127,7 @@ class HeadAccess:
         position = self.tail
         window = self._window_of(peer, request)
         grant = self._new_grant(grants, peer)
+        grant.waits_for_replicas = request.acks != 1
         try:
             self._give_keys(grant, request, position)
             self.members[grant.file_id] = grant  # before it is open: `fence` ends its keys
@@ -139,7 +140,7 @@ class HeadAccess:
                 request.ack_entries,
                 grant.staging,
                 watched,
-                request.acks == 1 and not self.partition.gate.holds,
+                not grant.waits_for_replicas,
             ):
                 raise RevokedError(
                     f"the head of {self.partition.topic_partition} has ended", hint="ask again"

@@ -26,6 +26,7 @@ from kdirect.broker.head_files import HeadFiles
 from kdirect.broker.head_life import (
     LED_ELSEWHERE,
     Effect,
+    EndReason,
     Event,
     HeadLife,
     NextFileEvent,
@@ -58,7 +59,9 @@ GRACE_S = 0.002
 RECALL_CHECK_S = 0.005
 LOST_HOLE_MS = 50  # how long to wait for a hole left by a producer that has disconnected
 FENCE_AGAIN_S = 0.1  # between two attempts to move a log out of the reach of a producer
-ANSWER_CHECK_S = 0.001  # between two looks whether a producer has the last answers of a sealed head
+# Between two looks whether a producer has the last answers of a sealed head: twice as long each
+# time, for they may wait for a replica.
+ANSWER_CHECK_S, LONGEST_ANSWER_CHECK_S = 0.001, 0.032
 
 _COUNTERS = (
     "rdma_recalls",
@@ -123,6 +126,7 @@ class HeadDriver:
             Effect.STOP: self._stop,
             Effect.REVOKE: self._revoke,
             Effect.WITHDRAW: self._withdraw,
+            Effect.FAIL_WAITING: self._fail_waiting,
             Effect.REPORT_CUT: self._report_cut,
             Effect.CLOSE_LATER: self._close_later,
             Effect.CLOSE: self._close,
@@ -418,7 +422,7 @@ class HeadDriver:
         if successor is not None:
             successor.end(self._grants, self.on_broker_requests)
 
-    def _end_answered(self, access: HeadAccess) -> None:
+    def _end_answered(self, access: HeadAccess, wait_s: float = ANSWER_CHECK_S) -> None:
         """Forget a head after which another is filled, once its producer has all its answers."""
         if access.ended:
             self._unanswered.discard(access)
@@ -430,7 +434,8 @@ class HeadDriver:
             access.end(self._grants, self.on_broker_requests)
         else:
             self._unanswered.add(access)
-            self._scheduler.later(ANSWER_CHECK_S, self._end_answered, access)
+            longer_s = min(2 * wait_s, LONGEST_ANSWER_CHECK_S)
+            self._scheduler.later(wait_s, self._end_answered, access, longer_s)
 
     # -- the end of a head -------------------------------------------------------------------------
 
@@ -517,14 +522,42 @@ class HeadDriver:
         cut off: its producers repeat it there."""
         access = self.heads[occasion.partition.topic_partition]
         access.engine.worker.close_head(access.requests, True)
-        for one in [access, *(x for x in self._unanswered if x.partition is access.partition)]:
+        for one in self.with_waiting(access.partition):
             self._drop_gated(one)
         if access.word is not None:
             access.word.close()
 
-    def _drop_gated(self, access: HeadAccess) -> None:
+    def _drop_gated(self, access: HeadAccess, *, for_replicas: bool = False) -> None:
         if access.requests is not None:
-            access.engine.worker.drop_gated(access.requests)
+            access.engine.worker.drop_gated(access.requests, for_replicas=for_replicas)
+
+    def with_waiting(self, partition: Partition) -> list[HeadAccess]:
+        """The present head, and those before it that lack acknowledgements."""
+        heads = (self.heads.get(partition.topic_partition), *self._unanswered)
+        return [x for x in heads if x is not None and x.partition is partition]
+
+    def too_few(self, partition: Partition) -> None:
+        """Fewer replicas are in sync than ``min.insync.replicas``.  Producers with acks=all, of the
+        present head and of those before it that lack acknowledgements, are told that what waits was
+        not committed; they repeat it, and are refused access until there are enough.  Those with
+        acks=1 that share a head with one of them repeat what is under way on the next."""
+        for access in list(self._unanswered):
+            if access.partition is partition:
+                self._drop_gated(access, for_replicas=True)
+        current = self.current(partition.topic_partition)
+        if current is None:
+            return
+        heads = [current] if current.successor is None else [current, current.successor]
+        if any(g.waits_for_replicas for head in heads for g in head.members.values()):
+            self.happened(Event.TOO_FEW, Occasion(partition))
+
+    def _fail_waiting(self, life: HeadLife, occasion: Occasion) -> None:
+        access = self.heads[occasion.partition.topic_partition]
+        log.info("%s: %s", access.partition.topic_partition, EndReason.TOO_FEW.value)
+        access.engine.worker.close_head(access.requests, True)
+        self._drop_gated(access, for_replicas=True)
+        if access.word is not None:
+            access.word.close()
 
     def _report_resigned(self, life: HeadLife, occasion: Occasion) -> None:
         self.resigned(occasion.partition.topic_partition)
@@ -540,6 +573,7 @@ class HeadDriver:
     def _close(self, life: HeadLife, occasion: Occasion) -> None:
         """End a head, repair its file or leave it, on a thread; then serve whoever has waited."""
         access = self.heads[occasion.partition.topic_partition]
+        self._drop_gated(access)  # else nobody would tell who still waits
         if self.stopping:
             self.files.put_away(access, False, 0)
             self.happened(Event.CLOSED, Occasion(access.partition))

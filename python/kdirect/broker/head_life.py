@@ -17,6 +17,7 @@ stays and there are no effects.
     SHARED ------ full, or idle ---------------------------------------------------------> DRAINING
     any of these  a hole, damage, a recall that is not heeded -----------------------------> ENDING
     any of these, and ENDING --- drained, left, sealed, time is up ------> CLOSING ------> NOBODY
+    any of these  too few replicas are in sync for a producer that waits for them -------> ENDING
     any of these, and ENDING --- the topic is about to be deleted ------> DELETING ------> NOBODY
     DELETING ---- the topic could not be deleted -----------------------> CLOSING -------> NOBODY
     any of these  this broker does not lead any more --> LEAVING --> RESIGNING --> RESIGNED
@@ -104,6 +105,7 @@ class EndReason(Enum):
     DELETED = "the topic is being deleted"
     SUCCEEDED = "the next file is the head now, and its producer is gone"
     RESIGNED = "another broker is to lead the partition"
+    TOO_FEW = "a producer waits for replicas, and too few are in sync to commit anything"
 
 
 class HoldOff(Enum):
@@ -153,6 +155,8 @@ class Event(Enum):
     DELETED = auto()  # it is deleted
     DELETION_FAILED = auto()  # it could not be deleted, and its partitions go on
     CLOSED = auto()  # the thread that ended the head is done
+    # fewer replicas are in sync than min.insync.replicas, and a producer of the head has acks=all
+    TOO_FEW = auto()
     RESIGN = auto()  # this broker does not lead the partition any more
     LEAD = auto()  # it leads again
 
@@ -195,6 +199,7 @@ class Effect(Enum):
     STOP = auto()  # the worker commits nothing more; producers know, or are gone
     REVOKE = auto()  # the same, and producers are told through their rings
     WITHDRAW = auto()  # as REVOKE; what waits to be acknowledged is not; close the word
+    FAIL_WAITING = auto()  # as WITHDRAW, but only what waits for replicas is not acknowledged
     REPORT_CUT = auto()  # the worker has told the producers; close the word
     CLOSE_LATER = auto()  # once producers had a moment to notice
     CLOSE = auto()  # on a thread: end keys, repair the file or move the log to a fresh one
@@ -233,6 +238,7 @@ _LEFT = (X.STOP, X.DROP_NEXT_SILENTLY, X.CLOSE)
 _CUT = (X.REPORT_CUT, X.CLOSE_LATER)
 _WAIT_FOR_IT = (X.RECALL, X.WAIT)
 _WITHDRAW = (X.WITHDRAW, X.DROP_NEXT, X.CLOSE_LATER)
+_FAIL = (X.FAIL_WAITING, X.DROP_NEXT, X.CLOSE_LATER)
 _RESIGNED = (X.RESUME, X.REPORT_RESIGNED)
 
 
@@ -242,6 +248,7 @@ def _ends(state: State) -> dict[tuple[State, Event], Row]:
         (state, E.LEFT): Row(S.CLOSING, _LEFT, EndReason.LEFT),
         (state, E.ROLLED_AWAY): Row(S.CLOSING, _CLOSE, EndReason.SEALED),
         (state, E.DELETE): Row(S.DELETING, (X.DROP_NEXT,), EndReason.DELETED),
+        (state, E.TOO_FEW): Row(S.ENDING, _FAIL, EndReason.TOO_FEW),
         (state, E.RESIGN): Row(S.LEAVING, _WITHDRAW, EndReason.RESIGNED),
     }
 
@@ -340,6 +347,7 @@ TRANSITIONS: dict[tuple[State, Event], Row] = {
     (S.ENDING, E.FINISHED): Row(S.CLOSING, _CLOSE, EndReason.LEFT),
     (S.ENDING, E.NEXT_LEFT): Row(S.CLOSING, _CLOSE, EndReason.LEFT),
     (S.ENDING, E.GRACE_OVER): Row(S.CLOSING, _CLOSE),
+    (S.ENDING, E.TOO_FEW): Row(S.ENDING, (X.FAIL_WAITING,)),
     (S.ENDING, E.RESIGN): Row(S.LEAVING, (X.WITHDRAW,), EndReason.RESIGNED),  # GRACE_OVER follows
     #
     **_waits(S.CLOSING),
@@ -349,6 +357,7 @@ TRANSITIONS: dict[tuple[State, Event], Row] = {
     **_waits(S.SUCCEEDING),
     (S.SUCCEEDING, E.NEXT_LEFT): Row(S.ABANDONED),
     (S.SUCCEEDING, E.DELETE): Row(S.ABANDONED),
+    (S.SUCCEEDING, E.TOO_FEW): Row(S.ABANDONED, (X.FAIL_WAITING,)),
     (S.SUCCEEDING, E.RESIGN): Row(S.RESIGNING),
     (S.SUCCEEDING, E.NEXT_IS_HEAD): Row(S.EXCLUSIVE, (), EndReason.NONE),
     (S.SUCCEEDING, E.NEXT_IS_WANTED): Row(S.RECALLED, (X.RECALL,), EndReason.WANTED),

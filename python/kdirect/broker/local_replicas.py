@@ -8,6 +8,8 @@ in the metadata                                         here
 ======================================================  ==========================================
 the partition has a replica on this broker              it is made, if it is missing; its topic's
                                                         properties are applied
+it has one, in a directory that has failed              it is not made elsewhere: the controller
+                                                        is told, and others have the records
 it has none here any more (reassigned), or its topic    it is removed with all its files
 is being deleted, or was seen to be deleted
 its topic is not there, or has another id, and nobody   its directory gets another name, and all
@@ -47,6 +49,7 @@ from kdirect.errors import ConfigError, KdirectError, TimedOutError
 from kdirect.log.checkpoint import sync_directory
 from kdirect.log.manager import LogManager
 from kdirect.log.partition import Partition
+from kdirect.member.failed_replicas import FailedReplicas
 from kdirect.member.metadata import Metadata
 from kdirect.model import TopicPartition
 
@@ -78,7 +81,9 @@ class LocalReplicas:
         made: Made,
         gone: Gone,
         remove: Remove,
+        failed: FailedReplicas,
     ) -> None:
+        self._failed = failed
         self._node_id = node_id
         self._logs = logs
         self._picture = picture
@@ -103,6 +108,8 @@ class LocalReplicas:
                 self._tell(tp, partition)
         self._started = True
         metadata = self._picture.metadata
+        if self._logs.offline:
+            self._find_lost(metadata)
         self._look_at({*metadata.image.topics, *(tp.topic for tp in self._logs.partitions)})
         if self._task is not None:
             await asyncio.shield(self._task)
@@ -158,6 +165,35 @@ class LocalReplicas:
             loop = asyncio.get_running_loop()
             self._retry = loop.call_later(RETRY_S, self._look_at, failed)
 
+    # -- directories that have failed --------------------------------------------------------------
+
+    def _find_lost(self, metadata: Metadata) -> None:
+        """A directory could not be opened, and nobody knows what is in it: whatever is not in the
+        others, and is no new partition, is taken to be there."""
+        lost = {}
+        for tp, partition in metadata.image.all_partitions():
+            if self._node_id in partition.replicas and partition.state is not None:
+                topic = metadata.topic(tp.topic)
+                if tp not in self._logs.partitions and topic is not None:
+                    lost[tp] = topic.record.topic_id
+        self._logs.lost.update(lost)
+        self._failed.add(lost)
+
+    def let_go(self, partitions: Iterable[TopicPartition]) -> None:
+        """Their directory has failed."""
+        self._told.difference_update(partitions)
+
+    def _forget_lost(self, name: str, metadata: Metadata) -> None:
+        """Forget what is not wanted here any more: a topic of this name that comes is another."""
+        topic = metadata.topic(name)
+        for tp, topic_id in list(self._logs.lost.items()):
+            if tp.topic != name:
+                continue
+            same = topic is not None and topic.record.topic_id in (None, topic_id)
+            if not same or not self._is_wanted(metadata, tp, None):
+                del self._logs.lost[tp]
+                self._failed.discard(tp)
+
     # -- one topic ---------------------------------------------------------------------------------
 
     def _is_wanted(self, metadata: Metadata, tp: TopicPartition, here: Partition | None) -> bool:
@@ -184,6 +220,7 @@ class LocalReplicas:
         if paths.topic(name) in metadata.image.damaged:
             log.error("node %s is damaged: replicas are left as they are", paths.topic(name))
             return
+        self._forget_lost(name, metadata)
         here = {p.topic_partition: p for p in self._logs.partitions_of(name)}
         doomed = [tp for tp, found in here.items() if not self._is_wanted(metadata, tp, found)]
         strays = [tp for tp in doomed if not self._is_decided(metadata, here[tp])]
@@ -195,12 +232,16 @@ class LocalReplicas:
         if topic is None:
             return
         wanted = [TopicPartition(name, index) for index in range(len(topic.partitions))]
-        there = set(here) - set(doomed)
-        missing = [tp for tp in wanted if tp not in there and self._is_wanted(metadata, tp, None)]
+        there, lost = set(here) - set(doomed), set(self._logs.lost)
+        missing = [
+            tp
+            for tp in wanted
+            if tp not in there and tp not in lost and self._is_wanted(metadata, tp, None)
+        ]
         configs = usable_configs(topic.config, self._logs.config.with_overrides)
         if any(dict(here[tp].config.overrides or {}) != configs for tp in there):
             await self._admin(self._logs.alter_topic, name, configs)
-        for tp in there:  # also those of a topic whose node was damaged until now
+        for tp in there - lost:  # also those of a topic whose node was damaged until now
             self._tell(tp, here[tp])
         for first in range(0, len(missing), AT_ONCE):
             if self._stopped:
@@ -211,7 +252,7 @@ class LocalReplicas:
             finally:
                 for tp in some:
                     found = self._logs.partitions.get(tp)
-                    if found is not None:
+                    if found is not None and tp not in self._logs.lost:
                         self._tell(tp, found)
 
     def _tell(self, tp: TopicPartition, partition: Partition) -> None:
@@ -222,8 +263,7 @@ class LocalReplicas:
     def _make(
         self, topic: StoredTopic, missing: list[TopicPartition], configs: Mapping[str, str]
     ) -> None:
-        for tp in missing:
-            self._logs.create_partition(tp, configs, topic.record.topic_id)
+        self._logs.create_partitions(missing, configs, topic.record.topic_id)
 
     async def _remove_replicas(self, doomed: list[TopicPartition], *, keep: bool) -> None:
         log.info("removing the replicas of %s", ", ".join(map(str, doomed)))

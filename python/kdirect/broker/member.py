@@ -18,14 +18,15 @@ All methods run on the broker's event loop.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 from kdirect.broker.answers import Answer, later
 from kdirect.broker.appends import Appends
+from kdirect.broker.closing import Ending
 from kdirect.broker.cluster_view import ClusterView
+from kdirect.broker.coming_leaderships import ComingLeaderships
 from kdirect.broker.config import BrokerConfig, Listener
 from kdirect.broker.connection import Connection
 from kdirect.broker.files import FileThreads
@@ -39,6 +40,8 @@ from kdirect.broker.local_replicas import LocalReplicas, Remove
 from kdirect.broker.member_topics import MemberTopics
 from kdirect.broker.member_view import MemberView
 from kdirect.broker.picture import Picture
+from kdirect.broker.replication import Replication
+from kdirect.broker.scheduler import soon
 from kdirect.broker.services import Services
 from kdirect.broker.topics import Registry
 from kdirect.broker.waiters import Waiters
@@ -48,6 +51,7 @@ from kdirect.format import protocol as p
 from kdirect.log.manager import LogManager
 from kdirect.log.partition import Partition
 from kdirect.member.figures import Figures
+from kdirect.member.identity import Kept
 from kdirect.member.membership import Membership
 from kdirect.member.peers import Peers
 from kdirect.member.replicas import Replicas
@@ -104,6 +108,7 @@ class Member:
         self._appends: Appends | None = None
         self._waiters: Waiters | None = None
         self._access: Any = None
+        self._coming: ComingLeaderships | None = None
         self._replicates = False  # `replicas` was started
         self._joined = asyncio.Event()
         self._own: Registry | None = None
@@ -121,6 +126,13 @@ class Member:
             environment=self._environment,
             lag_ms=self._config["replica.lag.time.max.ms"],
             min_in_sync=self._config["min.insync.replicas"],
+            throttle_rates={
+                name: self._config[name]
+                for name in (
+                    "leader.replication.throttled.rate",
+                    "follower.replication.throttled.rate",
+                )
+            },
         )
         return self.replicas
 
@@ -141,8 +153,23 @@ class Member:
         appends.appended = self._grown
         if access is not None:
             access.leadership = self.replicas
+            self.replicas.on_too_few.append(lambda tp, partition: access.too_few(tp))
+            self.replicas.on_released.append(lambda tp, partition: access.released(tp))
             access.on_append = self._committed_by_rdma
             self.replicas.watch = access.watch
+            access.links.watch = self.replicas.watch_readable
+            access.links.flushed = self._flushed_for_rdma
+            if self._config["rdma.replicate"]:
+                self.replicas.push = Replication(
+                    access,
+                    self._files,
+                    self.peers,
+                    self._config,
+                    lambda: self.membership.metadata.incarnation,
+                    self.replicas.throttles,
+                )
+            else:
+                log.info("followers and leaders fetch over TCP: rdma.replicate=false")
         self._local = LocalReplicas(
             self._config["node.id"],
             self._logs,
@@ -151,12 +178,16 @@ class Member:
             made=lambda tp, partition: self.replicas.add(partition),
             gone=self.replicas.remove,
             remove=remove,
+            failed=self.replicas.failed,
         )
 
     def handlers(self, services: Services) -> tuple[Any, Any, TopicHandlers, PlacementHandlers]:
         """Those for configs, records, topics and placement."""
         configs = MemberConfigHandlers(services, self.picture)
         data = ReplicatedDataHandlers(services, self.topics, self.replicas)
+        self._coming = data.coming
+        self.replicas.on_lead.append(data.coming.led)  # after `_lead`, which lets appends be made
+        self.membership.subscribe(data.coming.changed)
         topics = TopicHandlers(services, self.picture, configs.topic_rows)
         return configs, data, topics, PlacementHandlers(self.picture)
 
@@ -174,7 +205,7 @@ class Member:
         assert self._files is not None and self._local is not None
         self._loop = asyncio.get_running_loop()
         await self._files.admin(self._look_back)
-        await self.membership.start(self._endpoints(listeners))
+        await self.membership.start(self._endpoints(listeners), self._kept)
         self.topics.bind(self.membership, self.replicas, self.picture)
         self.membership.subscribe(self._local.follow)
         if self._own is not None:
@@ -200,6 +231,13 @@ class Member:
             )
             self._own = Registry(self._logs, alone, self._environment)
             self._own.open()
+
+    def _kept(self) -> dict[TopicPartition, Kept]:
+        """The replicas that were found."""
+        return {
+            tp: Kept(found.topic_id, found.directory.parent)
+            for tp, found in self._logs.partitions.items()
+        }
 
     def _endpoints(self, listeners: Listeners) -> list[Endpoint]:
         return [
@@ -228,17 +266,23 @@ class Member:
     # -- leaving -----------------------------------------------------------------------------------
 
     async def leave_in_order(self) -> None:
-        """Have others lead what this broker leads, if there are any."""
-        if self.is_joined and len(self.membership.metadata.brokers) > 1:
-            await self.membership.shut_down_in_order()
+        """Have others lead what this broker leads, if there are any; appends wait no longer for
+        it to lead."""
+        try:
+            if self.is_joined and len(self.membership.metadata.brokers) > 1:
+                await self.membership.shut_down_in_order()
+        finally:
+            if self._coming is not None:
+                self._coming.close()
 
     async def leave(self) -> None:
         """End replication and the session."""
-        if self._local is not None:
-            await self._local.stop()
-        if self._replicates:
-            await self.replicas.stop()
-        await self.membership.stop()
+        steps = [self._local.stop] if self._local is not None else []
+        steps += [self.replicas.stop] if self._replicates else []
+        ending = Ending("the membership")
+        for stop in (*steps, self.membership.stop):
+            await ending.wait(stop())
+        ending.tell()
 
     # -- leaderships -------------------------------------------------------------------------------
 
@@ -273,14 +317,20 @@ class Member:
     def _committed_by_rdma(self, tp: TopicPartition) -> None:
         """The produce worker has committed where `watch` asked for it.  Any thread."""
         if self._loop is not None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed
-                self._loop.call_soon_threadsafe(self._grown, tp)
+            soon(self._loop, self._grown, tp)
+
+    def _flushed_for_rdma(self, tp: TopicPartition) -> None:
+        """Producers' acknowledgements have waited for the disk.  Any thread."""
+        if self._loop is not None:
+            soon(self._loop, self.flushed, tp)
 
     def _grown(self, tp: TopicPartition) -> None:
-        """The log has grown by an append that had to wait, or by RDMA."""
+        """The log has grown by an append that had to wait, or by RDMA.  Consumers are told now
+        where nothing comes between a commit and its readers, else when the high watermark moves."""
         assert self._waiters is not None
         self.replicas.appended(tp)
-        self._waiters.notify(tp)
+        if not self.replicas.is_replicated(tp):
+            self._waiters.notify(tp)
 
     def flushed(self, tp: TopicPartition) -> None:
         """More of a log is on disk."""
@@ -288,11 +338,18 @@ class Member:
         self.replicas.flushed(tp)
         self._waiters.notify(tp)
 
+    async def directory_failed(self, partitions: list[TopicPartition]) -> None:
+        """The log directory of these has failed: others are to lead them."""
+        assert self._local is not None
+        self._local.let_go(partitions)
+        await self.replicas.fail(partitions)
+
     def statistics(self) -> dict[str, Any]:
         """By the names of `kdirect.metrics`; any thread."""
         replicas = self.replicas
         figures = self.figures.statistics(self.membership.metadata, replicas.describe)
-        return {**replicas.statistics(), **figures}
+        push = replicas.push.statistics() if replicas.push is not None else {}
+        return {**replicas.statistics(), **push, **figures}
 
     def _moved(self, tp: TopicPartition, partition: Partition) -> None:
         """Records became readable."""

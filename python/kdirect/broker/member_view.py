@@ -35,6 +35,17 @@ class MemberView(ClusterView):
         self._default_listener = default_listener
         super().__init__(node_id, cluster_id=cluster_id, local_epoch=lambda tp: None)
 
+    def as_of_now(self) -> MemberView:
+        """See `ClusterView.as_of_now`: each question to this view may be answered from newer
+        metadata than the one before."""
+        metadata = self._metadata()
+        return MemberView(
+            self.node_id,
+            cluster_id=self._cluster_id,
+            metadata=lambda: metadata,
+            default_listener=self._default_listener,
+        )
+
     # -- brokers -----------------------------------------------------------------------------------
 
     @property
@@ -68,12 +79,18 @@ class MemberView(ClusterView):
     # -- partitions --------------------------------------------------------------------------------
 
     def partition(self, tp: TopicPartition) -> PartitionView:
-        """Who leads and keeps a partition; replicas on brokers that do not live are offline."""
+        """Who leads and keeps a partition; replicas on brokers that do not live, or in directories
+        that have failed, are offline."""
         metadata = self._metadata()
         partition = None if metadata is None else metadata.partition(tp)
         if metadata is None or partition is None:
             return PartitionView(NO_NODE, UNKNOWN_EPOCH, (), ())
-        offline = tuple(b for b in partition.replicas if b not in metadata.brokers)
+        offline = tuple(
+            b
+            for b in partition.replicas
+            if b not in metadata.brokers
+            or (partition.failed and (b, metadata.brokers[b].incarnation) in partition.failed)
+        )
         state = partition.state
         if state is None:
             return PartitionView(NO_NODE, UNKNOWN_EPOCH, partition.replicas, (), offline)

@@ -50,15 +50,20 @@ cdef struct head_t:
     uint8_t news
     uint8_t touched
     uint8_t gate_asked        # the owner was, or is to be, asked to open the gate
+    uint8_t disk_asked        # ... to put on disk what there is
     uint8_t gate_untold       # it is to be
+    uint32_t held             # grants with acknowledgements that wait for marks
     uint8_t begun             # AHEAD: its owner was told that the first request has arrived
     uint8_t stamped           # a replica's: requests keep the offsets and epochs that they carry
     uint8_t watched           # somebody waits until more of a replica may be read
+    uint8_t append_watched    # somebody waits for its next commit; set by any thread
+    uint8_t append_news       # which was made, and nobody was told of it yet
     int16_t error             # code of the request that was refused, if it was aborted for that
     uint32_t told_count       # of the last image of `told` that was read
     int64_t told_offset       # the leader's high watermark
     const uint8_t* told       # a replica's: where the leader WRITEs its high watermark, or NULL
     PyObject* pushing         # borrowed: the Pushing of its partition, or NULL: no followers
+    PyObject* pushed_elsewhere  # the same, where another worker pushes it
     uint16_t next_order       # of the request to commit next
     uint16_t end_order        # of the first reservation that is not valid any more
     uint16_t blocked_order

@@ -38,6 +38,7 @@ from functools import partial
 from typing import Any
 
 from kdirect.broker.appends import Appends, PendingAppend, resolve
+from kdirect.broker.failures import code_of
 from kdirect.broker.grants import Grant, GrantTable, Peer
 from kdirect.broker.head_access import Appended, HeadAccess
 from kdirect.broker.head_answers import Occasion
@@ -45,7 +46,7 @@ from kdirect.broker.head_driver import HeadDriver
 from kdirect.broker.head_life import LED_ELSEWHERE, Ask, Event, Room, State
 from kdirect.broker.scheduler import Scheduler
 from kdirect.broker.waiting_requests import WaitingRequest, WaitingRequests
-from kdirect.errors import KdirectError, RefusedError, UnknownTopicError
+from kdirect.errors import KdirectError, LogError, RefusedError, UnknownTopicError
 from kdirect.format import layout
 from kdirect.format import protocol as p
 from kdirect.format.protocol import ErrorCode
@@ -94,6 +95,8 @@ class ProduceAccess:
             watched=watched,
         )
         self._driver.resigned = self._look_resigned
+        # NotEnoughReplicasError below min.insync.replicas; for producers that wait for them.
+        self.may_append: Callable[[TopicPartition], None] = lambda tp: None
         self._resigning: dict[TopicPartition, asyncio.Future[None]] = {}
         # The worker's news, on the event loop.
         self.on_head = self._driver.on_head
@@ -164,6 +167,8 @@ class ProduceAccess:
     ) -> p.GetProduceAccessResponse | None:
         """The answer; None: the request is looked at again when the head has ended."""
         tp = partition.topic_partition
+        if request.acks != 1:
+            self.may_append(tp)
         occasion = Occasion(partition, min_bytes=request.min_bytes)
         occasion.peer, occasion.request = peer, request
         if request.ahead_of_file_id >= 0:
@@ -355,15 +360,23 @@ class ProduceAccess:
                 self._appends.release(access.partition.topic_partition)
         for tp in partitions:
             if tp not in self._logs.partitions:
-                gone = f"partition {tp} was deleted"
-                self._appends.fail_waiting(tp, UnknownTopicError(gone))
-                refusal = RefusedError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, gone)
+                gone = self._why_gone(tp)
+                self._appends.fail_waiting(tp, gone)
+                refusal = RefusedError(code_of(gone), str(gone))
                 self._waiting.refuse(tp, lambda waiting: True, refusal)
                 if self._driver.life(tp).state is State.RESIGNED:
                     self._appends.accept(tp)
                 self._driver.forget_history(tp)
             self._appends.release(tp)
             self._waiting.serve(tp)
+
+    def _why_gone(self, tp: TopicPartition) -> KdirectError:
+        if tp in self._logs.lost:
+            return LogError(
+                f"the log directory of {tp} has failed",
+                hint="mend it and start the broker again; see its log",
+            )
+        return UnknownTopicError(f"partition {tp} was deleted")
 
     # -- leadership --------------------------------------------------------------------------------
 
@@ -405,6 +418,16 @@ class ProduceAccess:
         self._driver.happened(Event.LEAD, Occasion(partition))
         self._appends.accept(tp)
 
+    def released(self, partition: Partition) -> None:
+        """Look at the acknowledgements that wait."""
+        for access in self._driver.with_waiting(partition):
+            if access.requests is not None:
+                access.engine.worker.gate_moved(access.requests)
+
+    def too_few(self, partition: Partition) -> None:
+        """See `HeadDriver.too_few`."""
+        self._driver.too_few(partition)
+
     # -- Kafka clients -----------------------------------------------------------------------------
 
     def append_nowait(
@@ -441,9 +464,8 @@ class ProduceAccess:
         """Somebody waits for the next commit to `tp`."""
         access = self._driver.heads.get(tp)
         for head in (access, access.successor if access is not None else None):
-            if head is not None:
-                for file_id in head.members:
-                    head.engine.worker.watch(file_id)
+            if head is not None and head.requests is not None:
+                head.engine.worker.watch(head.requests)
 
     def statistics(self) -> dict[str, int]:
         return self._driver.counters()

@@ -25,6 +25,7 @@ cdef enum:
     CUT_ACK_OVERRUN = 5
     CUT_BAD_LENGTH = 6
     CUT_DESYNCHRONISED = 7
+    CUT_NOT_AN_ANSWER = 8
 
 cdef struct peer_t:
     uint32_t qp_num       # 0: free; freed entries keep the probe chain alive by `used`
@@ -40,8 +41,7 @@ cdef struct peer_t:
 cdef struct grant_t:
     uint8_t state
     uint8_t dirty         # acknowledgements staged and not posted
-    uint8_t leader_only   # acks=1: acknowledged once committed here, whatever replicas have
-    uint8_t appended      # somebody waits for this append, and `_appended` of the worker was full
+    uint8_t leader_only   # acks=1: acknowledged by this broker alone, whatever replicas have
     uint16_t file_id
     uint32_t qp_num
     uint32_t pending      # arrived and not answered
@@ -85,18 +85,19 @@ cdef class ProduceTables:
     cdef set _heads
     cdef head_t** _open            # the same, to be walked without the GIL
     cdef int _open_count, _open_capacity
-    cdef uint8_t* _watched         # by file id: somebody waits for an append
     cdef uint16_t _touched[BATCH]  # file ids with staged acknowledgements
     cdef int _touched_count
     cdef int _cut_count            # peers whose cut was not reported yet
     cdef broker_answer_t* _broker_answers
     cdef int _broker_answer_count, _broker_answer_capacity
     cdef uint64_t _acks, _ack_writes, _outstanding
-    cdef bint _gate_news           # of some head: acknowledgements wait for the gate
+    cdef bint _gate_news           # of some head: acknowledgements wait for the gate, or the disk
+    cdef bint _head_news           # of some head: it has ended
     cdef uint16_t* _held           # file ids of grants whose acknowledgements wait
     cdef int _held_count, _held_capacity
     cdef int _followed             # heads of replicas with a slot of their leader's
     cdef dict _pushings            # kernel -> Pushing of a partition that has followers
+    cdef dict _pushed_elsewhere    # the same, of those that another worker pushes
     cdef bint _kick                # a head has requests to commit that came from another thread
     cdef bint _backlog             # some acknowledgements wait for room in a send queue
 
@@ -112,6 +113,8 @@ cdef class ProduceTables:
     cdef void _wait_until(self, grant_t* g, int64_t end_offset) noexcept nogil
     cdef void _release_held(self) noexcept nogil
     cdef uint64_t _may_post(self, grant_t* g) noexcept nogil
+    cdef void _hold(self, grant_t* g) noexcept nogil
+    cdef void _hold_no_more(self, grant_t* g) noexcept nogil
     cdef _enter_peer(self, QueuePair qp, int receives, MemoryRegion notices, link)
     cdef void _post_acks(self, grant_t* g) noexcept nogil
     cdef void _drain_sends(self) noexcept nogil

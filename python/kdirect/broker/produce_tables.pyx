@@ -16,13 +16,14 @@ from libc.stdlib cimport calloc, free, realloc
 from libc.string cimport memset
 
 from kdirect.broker.order cimport (
-    HEAD_AHEAD, HEAD_CLOSED, head_t, order_forget, order_resize, order_takes)
+    HEAD_AHEAD, HEAD_CLOSED, NEWS_TO_TELL, head_t, order_forget, order_resize, order_takes)
 from kdirect.format.layout cimport (
     ACK_BASE_OFFSET, ACK_BATCHES, ACK_BYTES, ACK_ERROR, ACK_FILE_ID, ACK_FLAG_RECALLED,
     ACK_FLAG_REVOKED, ACK_FLAGS, ACK_LOG_APPEND_TIME, ACK_ORDER, ACK_SEQUENCE, IMM_FILE_ID_SHIFT,
     NOTICE_BYTES)
 from kdirect.format.wire cimport kd_put_le16, kd_put_le32, kd_put_le64
 from kdirect.log.kernel cimport CommitKernel, commit_result
+from kdirect.log.replica_marks cimport acknowledged_by_disk, marks_count
 from kdirect.rdma.contract cimport (
     WC_SUCCESS, CompletionQueue, MemoryRegion, QueuePair, work_completion)
 
@@ -35,10 +36,8 @@ cdef extern from *:
     """
     #include <stdint.h>
     static inline void kd_flag_set(uint8_t* p) { __atomic_store_n(p, 1, __ATOMIC_SEQ_CST); }
-    static inline void kd_flag_clear(uint8_t* p) { __atomic_store_n(p, 0, __ATOMIC_SEQ_CST); }
     """
     void kd_flag_set(uint8_t* p) nogil
-    void kd_flag_clear(uint8_t* p) nogil
 
 cdef uint32_t HASH = 2654435761U   # Knuth's multiplicative hash
 
@@ -85,6 +84,11 @@ cdef class ProduceHead:
         return self.h.position
 
     @property
+    def waits_for_disk(self):
+        """Was its owner asked to put on disk what there is?"""
+        return bool(self.h.disk_asked)
+
+    @property
     def waiting(self):
         """Requests that have arrived and wait for one before them."""
         return self.h.waiting
@@ -96,13 +100,13 @@ cdef class ProduceTables:
     def __cinit__(self):
         pthread_mutex_init(&self._lock, NULL)
         self._table = <grant_t**> calloc(FILES, sizeof(void*))
-        self._watched = <uint8_t*> calloc(FILES, 1)
-        if self._table == NULL or self._watched == NULL:
+        if self._table == NULL:
             raise MemoryError()
         self._grants = {}
         self._peers = {}
         self._heads = set()
         self._pushings = {}
+        self._pushed_elsewhere = {}
 
     def __dealloc__(self):
         cdef int i
@@ -112,7 +116,6 @@ cdef class ProduceTables:
                     free(self._table[i].ends)
                     free(self._table[i])
             free(self._table)
-        free(self._watched)
         free(self._open)
         free(self._broker_answers)
         free(self._held)
@@ -210,6 +213,8 @@ cdef class ProduceTables:
         head.h.told = told.data if told is not None else NULL
         pushing = self._pushings.get(kernel)
         head.h.pushing = <PyObject*> pushing if pushing is not None else NULL
+        pushing = self._pushed_elsewhere.get(kernel)
+        head.h.pushed_elsewhere = <PyObject*> pushing if pushing is not None else NULL
         head.h.hole_timeout_ns = hole_timeout_ms * 1000000
         if order_resize(&head.h, <uint32_t> entries):
             raise MemoryError()
@@ -237,6 +242,7 @@ cdef class ProduceTables:
         cdef bint answered
         with nogil:
             pthread_mutex_lock(&self._lock)
+            self._drain_sends()     # another thread may have written the last of them
             g = self._table[file_id]
             answered = (g == NULL or (g.pending == 0 and g.completed == g.staged)
                         or not self._peer_alive(g.qp_num))
@@ -272,17 +278,19 @@ cdef class ProduceTables:
             pthread_mutex_unlock(&self._lock)
         return closed
 
-    def drop_gated(self, ProduceHead head not None):
+    def drop_gated(self, ProduceHead head not None, *, bint for_replicas=False):
         """What waits for the gate of a head that has ended will not be acknowledged here: the
-        producers that wait are told through their rings that their access is revoked, and repeat
-        it."""
+        producers that wait, or those alone that wait `for_replicas`, are told through their rings
+        that their access is revoked, and repeat it."""
         cdef int i
         cdef grant_t* g
         with nogil:
             pthread_mutex_lock(&self._lock)
             for i in range(FILES):
                 g = self._table[i]
-                if g != NULL and g.head == &head.h and g.end_offset:
+                if (g != NULL and g.head == &head.h and g.end_offset
+                        and not (for_replicas and g.leader_only)):
+                    self._hold_no_more(g)
                     g.staged = g.posted
                     g.dirty = 0
                     g.end_offset = 0
@@ -340,7 +348,7 @@ cdef class ProduceTables:
         `head`.  False when the head has ended.
 
         `staging` holds `entries` acknowledgement entries (a power of two).  `leader_only`: they do
-        not wait for the partition's gate.
+        not wait for replicas.
         """
         cdef grant_t* g = <grant_t*> calloc(1, sizeof(grant_t))
         if g == NULL:
@@ -370,7 +378,7 @@ cdef class ProduceTables:
         self._grants[file_id] = (head, qp, staging)
         self._table[file_id] = g
         if watched:
-            kd_flag_set(&self._watched[file_id])
+            kd_flag_set(&head.h.append_watched)
         pthread_mutex_unlock(&self._lock)
         return True
 
@@ -420,19 +428,19 @@ cdef class ProduceTables:
             pthread_mutex_lock(&self._lock)
         g = self._table[file_id]
         self._table[file_id] = NULL
-        kd_flag_clear(&self._watched[file_id])
         kept = self._grants.pop(file_id, None)
         if g != NULL:
             order_forget(g.head, file_id)
+            self._hold_no_more(g)
         pthread_mutex_unlock(&self._lock)
         if g != NULL:
             free(g.ends)
             free(g)
         return kept
 
-    def watch(self, uint16_t file_id):
-        """Call `on_append(file_id)` once, at the next commit."""
-        kd_flag_set(&self._watched[file_id])
+    def watch(self, ProduceHead head not None):
+        """Call `on_append(head)` once, at its next commit."""
+        kd_flag_set(&head.h.append_watched)
 
     cdef bint _peer_alive(self, uint32_t qp_num) noexcept nogil:
         cdef peer_t* peer = self._find_peer(qp_num)
@@ -498,37 +506,60 @@ cdef class ProduceTables:
 
     cdef uint64_t _may_post(self, grant_t* g) noexcept nogil:
         """Up to which staged entry acknowledgements may go out: the high watermark has passed their
-        records.  Where the partition's gate moves it, its owner is asked to see to that; where
-        replicas do, `_release_held` follows when they have."""
-        cdef int64_t mark
+        records, or, for a producer that does not wait for replicas, these are on disk.  The owner
+        is asked to flush, or, where the partition's gate moves the high watermark, to see to that;
+        where marks do, `_release_held` follows when they have."""
+        cdef head_t* h = g.head
+        cdef int64_t on_disk, mark
         cdef uint64_t limit = g.posted
-        cdef uint16_t* grown
         if g.end_offset == 0:
             return g.staged
-        mark = (<CommitKernel> g.head.kernel).c_high_watermark()
+        on_disk = acknowledged_by_disk(<CommitKernel> h.kernel)
+        mark = on_disk if g.leader_only else (<CommitKernel> h.kernel).c_high_watermark()
         if g.end_offset <= mark:
             g.end_offset = 0
             return g.staged
         if g.ends != NULL:
             while limit < g.staged and g.ends[limit & (g.entries - 1)] <= mark:
                 limit += 1
-        if (<CommitKernel> g.head.kernel).c_gate_holds():
-            if not g.head.gate_asked:
-                g.head.gate_asked = g.head.gate_untold = 1
-                self._gate_news = True
-        elif not g.listed:
-            if self._held_count == self._held_capacity:
-                grown = <uint16_t*> realloc(
-                    self._held, (2 * self._held_capacity + 16) * sizeof(uint16_t))
-                if grown == NULL:
-                    self._backlog = True    # it is looked at again and again
-                    return limit
-                self._held = grown
-                self._held_capacity = 2 * self._held_capacity + 16
-            self._held[self._held_count] = g.file_id
-            self._held_count += 1
-            g.listed = 1
+        if on_disk < g.end_offset and not h.disk_asked:
+            h.disk_asked = h.gate_untold = 1
+            self._gate_news = True
+        if g.leader_only:
+            return limit
+        if (marks_count(<CommitKernel> h.kernel)
+                or not (<CommitKernel> h.kernel).c_gate_holds()):
+            self._hold(g)
+        elif not h.gate_asked and not h.disk_asked:
+            h.gate_asked = h.gate_untold = 1
+            self._gate_news = True
         return limit
+
+    cdef void _hold(self, grant_t* g) noexcept nogil:
+        """Look at the grant when a mark has moved."""
+        cdef uint16_t* grown
+        if g.listed:
+            return
+        if self._held_count == self._held_capacity:
+            grown = <uint16_t*> realloc(
+                self._held, (2 * self._held_capacity + 16) * sizeof(uint16_t))
+            if grown == NULL:
+                self._backlog = True    # it is looked at again and again
+                return
+            self._held = grown
+            self._held_capacity = 2 * self._held_capacity + 16
+        self._held[self._held_count] = g.file_id
+        self._held_count += 1
+        g.listed = 1
+        g.head.held += 1
+
+    cdef void _hold_no_more(self, grant_t* g) noexcept nogil:
+        """A head may have ended, and its owner not be told before its producers are answered."""
+        if g.listed:
+            g.listed = 0
+            g.head.held -= 1
+            if g.head.held == 0 and g.head.news == NEWS_TO_TELL:
+                self._head_news = True
 
     cdef void _release_held(self) noexcept nogil:
         """Some high watermark has moved: write the acknowledgements that waited for it."""
@@ -541,7 +572,7 @@ cdef class ProduceTables:
             if g.dirty:
                 self._post_acks(g)
             if g.end_offset == 0 or not g.dirty:
-                g.listed = 0
+                self._hold_no_more(g)
             else:
                 self._held[kept] = g.file_id
                 kept += 1

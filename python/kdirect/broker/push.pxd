@@ -13,9 +13,10 @@ cdef enum:
     HIGH_WATERMARK = 3        # in the upper half of a work request's id: the WRITE of a slot
     # state of a ring
     RING_PUSHING = 0
-    RING_REFUSED = 1          # the follower has refused a WRITE, or taken its grant back
+    RING_REFUSED = 1          # the follower has refused a WRITE
     RING_DESYNCHRONISED = 2   # it acknowledged what it never got
     RING_BROKEN = 3           # the queue pair is in error
+    RING_ENDED = 4            # in good order: by its owner, or because its follower asked
 
 cdef struct segment_source:   # a segment of the leader
     int64_t base
@@ -36,6 +37,7 @@ cdef struct segment_target:   # the same segment at the follower
 
 cdef class PushLink(AckRouter):
     cdef readonly int broker
+    cdef readonly uint64_t sends_done  # WRITEs whose completion was taken
     cdef void* starved                 # the first of the rings that wait for others' credits
 
     cdef void* c_take(self, const work_completion* wc) noexcept nogil
@@ -49,6 +51,7 @@ cdef class PushRing(CreditRing):
     cdef readonly int state
     cdef readonly int error            # Kafka's code of the WRITE that was refused; 0: none was
     cdef readonly bint wants_file      # the next segment begins, and its file is not granted yet
+    cdef int _wish                     # for more of the present file: 1: untold, 2: told
     cdef readonly bint wants_source    # the head has grown past what is registered
     cdef bint starved                  # it is in the list of its link
     cdef void* next_starved
@@ -108,6 +111,8 @@ cdef class Pushing:
     cdef bint watched                  # somebody waits for that
     cdef bint moved_news               # and is to be told
     cdef bint news                     # some ring's state has changed
+    cdef void* home                    # the produce worker that pushes it; it outlives this
+    cdef uint32_t visitors             # other workers that are about to push it; atomic
     cdef public object owner
 
     cdef _add(self, PushRing ring)

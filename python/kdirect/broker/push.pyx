@@ -21,6 +21,7 @@ everything up to it is confirmed, and gives its credit back.  A follower that sa
 desynchronised, and its link is to be cut: nothing that it says can be trusted.  An entry with an
 error says that a WRITE was refused, for instance because its bytes were damaged on the way; then
 the ring has ended, and the follower asks for records again from where its log ends, in a new ring.
+A ring that its follower ends in good order, or its owner, is ENDED: nothing went wrong with it.
 
 A roll waits for nobody: `add_source` names the next segment, `grant_ahead` the follower's file for
 it.  When everything of a segment is posted the ring goes on at position 0 of the next one.  Without
@@ -63,15 +64,18 @@ from kdirect.errors import LogError
 
 cdef enum:
     BATCH_PREFIX = 12         # base offset and length, which the length does not count
+    RING_LACKS = 5            # one more state of a ring: a segment could not be named to it
 
 
 class PushState(Reason):
     """Why a ring pushes no more."""
 
     PUSHING = RING_PUSHING, "it pushes"
-    REFUSED = RING_REFUSED, "the follower refused records, or took its grant back"
+    REFUSED = RING_REFUSED, "the follower refused records"
     DESYNCHRONISED = RING_DESYNCHRONISED, "the follower acknowledged what it never got"
     BROKEN = RING_BROKEN, "its queue pair is broken"
+    ENDED = RING_ENDED, "it was ended"
+    LACKS = RING_LACKS, "it lacks segments that are not pushed"
 
 
 cdef class PushLink(AckRouter):
@@ -111,6 +115,7 @@ cdef class PushLink(AckRouter):
         """A completion of the send queue: the ring that was blocked until it came, or NULL."""
         cdef void* ring = self._by_file[<uint16_t> wc.wr_id]
         self.sends_under_way -= 1
+        self.sends_done += 1
         if wc.status != WC_SUCCESS and self._status == 0:
             self._status = wc.status
         if ring == NULL:
@@ -215,13 +220,11 @@ cdef class PushRing(CreditRing):
                 self._regions[i] = region
         self.wants_source = False
 
-    def has_source(self, int64_t base):
-        """Was the segment that begins at this offset named?"""
-        cdef int i
-        for i in range(self._source_count):
-            if self._sources[i].base == base:
-                return True
-        return False
+    @property
+    def regions(self):
+        """All that WRITEs of this ring may be under way from; once it has ended they are no more.
+        """
+        return self._regions + self._outgrown
 
     def grant_ahead(self, uint16_t file_id, uint64_t address, uint32_t rkey, uint64_t length):
         """The follower's file for the segment after the present one.  False: there is one, or the
@@ -234,6 +237,32 @@ cdef class PushRing(CreditRing):
         self.wants_file = False
         self.link.attach(file_id, self)
         return True
+
+    def renew_target(self, uint16_t file_id, uint64_t address, uint32_t rkey, uint64_t length):
+        """The follower's present file has grown: it may be written up to `length` by this key.
+        False: another file is present, or it is no longer than it was."""
+        cdef segment_target* t = &self._targets[self._present]
+        if t.file_id != file_id or length <= t.length:
+            return False
+        t.address = address
+        t.rkey = rkey
+        t.length = length
+        self.wants_file = False
+        self._wish = 0
+        return True
+
+    def take_wish(self):
+        """True once when more than half of what the follower has granted of its present file is
+        written: what it grants now, producers need not wait for later.  The owner's thread."""
+        if self._wish != 1:
+            return False
+        self._wish = 2
+        return True
+
+    @property
+    def has_wished(self):
+        """Was `take_wish` true of the present file as it is?"""
+        return self._wish == 2
 
     cdef bint _before_is_done(self) noexcept nogil:
         """Are all acknowledgements of the file before the present one here?"""
@@ -256,8 +285,13 @@ cdef class PushRing(CreditRing):
             at[0] = self.next_starved
             self.starved = False
         if self.state == RING_PUSHING:
-            self.state = RING_REFUSED
+            self.state = RING_ENDED
         self.c_give_up()
+
+    def lack(self):
+        """The owner could not name a segment: nothing more is pushed, and the owner is told."""
+        if self.state == RING_PUSHING:
+            self._end(RING_LACKS, 0)
 
     @property
     def sources_done(self):
@@ -352,6 +386,9 @@ cdef class PushRing(CreditRing):
             self._window[(self.posted - 1) & (self.window - 1)] = mark
             self._pushed = mark
             self.bytes_pushed += source.length
+            if self._wish == 0 and mark.position > t.length // 2:
+                self._wish = 1
+                self._tell_owner()
 
     cdef segment_source* _source(self, const mark_t* end, mark_t* limit) noexcept nogil:
         """The segment that is pushed now, and where its records end; NULL: its owner has not named
@@ -385,6 +422,7 @@ cdef class PushRing(CreditRing):
             return False
         self._present ^= 1
         self._has_next = False
+        self._wish = 0
         self._pushed.base = self._sources[i + 1].base
         self._pushed.position = 0
         self._tell_owner()                  # which may ask for the next file
@@ -459,7 +497,7 @@ cdef class PushRing(CreditRing):
             self._end(RING_DESYNCHRONISED, 0)
             return False
         if error != 0 or flags & ACK_FLAG_REVOKED:
-            self._end(RING_REFUSED, error)
+            self._end(RING_REFUSED if error != 0 else RING_ENDED, error)
         return True
 
     cdef int _confirm(self, int64_t offset, bint present) noexcept nogil:

@@ -7,6 +7,8 @@ from kdirect.rdma.contract cimport CompletionQueue, work_completion
 
 cdef enum:
     MOST_LINKS = 256
+    MOST_NEIGHBOURS = 16
+    MOST_WANTED = 64
 
 cdef class PushTables(ProduceTables):
     cdef CompletionQueue _link_cq        # sends of the links; None before the first
@@ -17,7 +19,22 @@ cdef class PushTables(ProduceTables):
     cdef int _cores                      # that this process may run on
     cdef bint _push_news                 # of some ring or mark
     cdef uint64_t _stamped_commits, _follow_moves
+    # Workers of other transports: what these commit here is pushed there, or the other way round.
+    cdef list _neighbours                # which keeps them alive
+    cdef void* _neighbour_of[MOST_NEIGHBOURS]
+    cdef int _neighbour_count
+    cdef void* _wanted[MOST_WANTED]      # Pushing: to be pushed by another worker
+    cdef int _wanted_count
+    cdef bint _marks_moved               # and another worker's producers may wait for them
+    cdef bint _neighbour_news            # some of them has something to report, and may sleep
+    cdef int _elsewhere_count            # partitions that another worker pushes
 
+    cdef _meet(self, PushTables other)
+    cdef void _want_push(self, head_t* h) noexcept nogil
+    cdef void _unlock(self) noexcept nogil
+    cdef void c_push_for(self, void* pushing) noexcept nogil
+    cdef void c_release(self) noexcept nogil
+    cdef bint _has_news(self) noexcept nogil
     cdef bint _crowded(self) noexcept nogil
     cdef void _take_from_link(self, peer_t* peer, work_completion* wc) noexcept nogil
     cdef void _touch(self, void* ring) noexcept nogil

@@ -29,8 +29,8 @@ from kdirect.broker.order cimport (
     HEAD_OPEN, HEAD_WAITING, WHY_NO_ROOM, WHY_REFUSED, arrived_t, head_t, order_abort,
     order_done, order_go_on, order_next, order_wait)
 from kdirect.broker.produce_tables cimport (
-    BATCH, CUT_DESYNCHRONISED, CUT_DISCONNECTED, GRANT_RETIRED, ProduceHead, ProduceTables,
-    grant_t, peer_t, pthread_mutex_lock, pthread_mutex_unlock)
+    BATCH, CUT_DESYNCHRONISED, CUT_DISCONNECTED, CUT_NOT_AN_ANSWER, GRANT_RETIRED, ProduceHead,
+    ProduceTables, grant_t, peer_t, pthread_mutex_lock, pthread_mutex_unlock)
 from kdirect.broker.push cimport (
     RING_BROKEN, RING_DESYNCHRONISED, RING_PUSHING, Pushing, PushLink, PushRing)
 from kdirect.format.layout cimport ACK_FLAG_REVOKED, SLOT_UPDATE_COUNT
@@ -38,11 +38,26 @@ from kdirect.log.kernel cimport (
     COMMIT_NO_HEAD, COMMIT_NO_SPACE, COMMIT_UNKNOWN_EPOCH, COMMIT_WRONG_POSITION, CommitKernel,
     commit_result)
 from kdirect.log.replica_marks cimport follow_slot
-from kdirect.rdma.contract cimport WC_SUCCESS, CompletionQueue, MemoryRegion, work_completion
+from kdirect.rdma.contract cimport (
+    WC_RECV_RDMA_WITH_IMM, WC_SUCCESS, CompletionQueue, MemoryRegion, work_completion)
 
 import os
 
 from kdirect.errors import AccessDeniedError
+
+cdef extern from *:
+    """
+    #include <sched.h>
+    #include <stdint.h>
+    static inline void kd_visit(uint32_t* p, int n) {
+        __atomic_add_fetch(p, n, __ATOMIC_SEQ_CST);
+    }
+    static inline void kd_wait_for_visitors(uint32_t* p) {
+        while (__atomic_load_n(p, __ATOMIC_SEQ_CST)) sched_yield();
+    }
+    """
+    void kd_visit(uint32_t* p, int n) nogil
+    void kd_wait_for_visitors(uint32_t* p) nogil
 
 cdef enum:
     # Acknowledge within a run after so much work, so that the leader sends on meanwhile, and its
@@ -58,12 +73,13 @@ cdef class PushTables(ProduceTables):
     def __cinit__(self):
         self._follow_ms = 1
         self._cores = len(os.sched_getaffinity(0))
+        self._neighbours = []
 
     cdef bint _crowded(self) noexcept nogil:
         """Would this thread, those of the other replicas and a producer, if they all spun, be more
         than the cores?  Then each waits for another that spins, and replication takes many times
         as long; so it sleeps at once.  A follower does not know how many there are: four."""
-        if self._link_count == 0 and self._followed == 0:
+        if self._link_count == 0 and self._followed == 0 and self._elsewhere_count == 0:
             return False
         return self._cores < max(4, self._link_count + 2)
 
@@ -100,12 +116,22 @@ cdef class PushTables(ProduceTables):
         pthread_mutex_unlock(&self._lock)
         return self.remove_peer(link.qp_num)
 
+    def sends(self, PushLink link):
+        """(WRITEs so far over all rings of a link, those of them that have arrived or failed)."""
+        with nogil:
+            pthread_mutex_lock(&self._lock)
+        done = link.sends_done
+        posted = done + link.sends_under_way
+        pthread_mutex_unlock(&self._lock)
+        return posted, done
+
     def lead(self, Pushing pushing):
         """This broker leads a partition with followers: after each commit of its heads, what they
         lack is pushed."""
         cdef int i
         with nogil:
             pthread_mutex_lock(&self._lock)
+        pushing.home = <void*> self
         self._pushings[pushing.kernel] = pushing
         for i in range(self._open_count):
             if self._open[i].kernel == <PyObject*> pushing.kernel:
@@ -113,13 +139,15 @@ cdef class PushTables(ProduceTables):
         pthread_mutex_unlock(&self._lock)
 
     def resign(self, Pushing pushing):
-        """Push nothing more of this partition.  What waits for its followers is the owner's to end
+        """Push nothing more of this partition, which the other workers were told of
+        (`push_no_more_elsewhere`).  What waits for its followers is the owner's to end
         (`gate_failed`, `close_head`)."""
         cdef int i
         cdef PushRing ring
         with nogil:
             pthread_mutex_lock(&self._lock)
-        self._pushings.pop(pushing.kernel, None)
+        if self._pushings.get(pushing.kernel) is pushing:  # else the next leadership has begun
+            del self._pushings[pushing.kernel]
         for i in range(self._open_count):
             if self._open[i].pushing == <PyObject*> pushing:
                 self._open[i].pushing = NULL
@@ -128,7 +156,7 @@ cdef class PushTables(ProduceTables):
             pushing._remove(ring)
         with nogil:
             self._after_answers()       # it is in no list afterwards
-        pthread_mutex_unlock(&self._lock)
+            self._unlock()
 
     def start_push(self, Pushing pushing, PushRing ring):
         """Begin to push to one follower, from where its log ends."""
@@ -140,6 +168,7 @@ cdef class PushTables(ProduceTables):
             self._push(<void*> pushing)
         finally:
             pthread_mutex_unlock(&self._lock)
+        self._tell_news()
 
     def end_push(self, Pushing pushing, PushRing ring):
         """Push nothing more to this follower under its present grant."""
@@ -149,7 +178,8 @@ cdef class PushTables(ProduceTables):
             self._after_answers()
         ring.end()
         pushing._remove(ring)
-        pthread_mutex_unlock(&self._lock)
+        with nogil:
+            self._unlock()
 
     def add_source(self, Pushing pushing, PushRing ring, int64_t base, MemoryRegion region,
                    uint64_t start=0, *, int64_t size_before=-1, int64_t end_before=-1):
@@ -162,6 +192,18 @@ cdef class PushTables(ProduceTables):
             self._push(<void*> pushing)
         finally:
             pthread_mutex_unlock(&self._lock)
+        self._tell_news()
+
+    def lack_source(self, Pushing pushing, PushRing ring):
+        """The next segment cannot be named to this ring (`add_source` has failed): it ends, and its
+        owner is told, on the worker's thread."""
+        with nogil:
+            pthread_mutex_lock(&self._lock)
+        ring.lack()
+        if pushing.news:
+            self._push_news = True
+        pthread_mutex_unlock(&self._lock)
+        self._tell_news()
 
     def renew_source(self, Pushing pushing, PushRing ring, int64_t base, MemoryRegion region):
         """See `PushRing.renew_source`."""
@@ -172,6 +214,7 @@ cdef class PushTables(ProduceTables):
             self._push(<void*> pushing)
         finally:
             pthread_mutex_unlock(&self._lock)
+        self._tell_news()
 
     def drop_sources(self, PushRing ring):
         """See `PushRing.drop_sources`."""
@@ -191,7 +234,21 @@ cdef class PushTables(ProduceTables):
             self._push(<void*> pushing)
         finally:
             pthread_mutex_unlock(&self._lock)
+        self._tell_news()
         return granted
+
+    def renew_target(self, Pushing pushing, PushRing ring, uint16_t file_id, uint64_t address,
+                     uint32_t rkey, uint64_t length):
+        """See `PushRing.renew_target`."""
+        with nogil:
+            pthread_mutex_lock(&self._lock)
+        try:
+            renewed = ring.renew_target(file_id, address, rkey, length)
+            self._push(<void*> pushing)
+        finally:
+            pthread_mutex_unlock(&self._lock)
+        self._tell_news()
+        return renewed
 
     def push(self, Pushing pushing):
         """Records were committed by somebody else than this worker (plain Kafka produce): push
@@ -200,8 +257,14 @@ cdef class PushTables(ProduceTables):
             pthread_mutex_lock(&self._lock)
             self._drain_links()
             self._push(<void*> pushing)
-            pthread_mutex_unlock(&self._lock)
-        if self._push_news:
+            self._unlock()
+        self._tell_news()
+
+    def _tell_news(self):
+        """Have the worker report what another thread's work has brought up: a ring may want its
+        next file as soon as it has got one, and nobody else wakes the worker while producers wait
+        for just that."""
+        if self._push_news or self._neighbour_news:
             self._wake_for_news()
 
     def count_replicas(self, Pushing pushing, brokers, *, bint stands_still=False):
@@ -215,29 +278,42 @@ cdef class PushTables(ProduceTables):
             if moved:
                 self._moved_now(pushing)
         finally:
-            pthread_mutex_unlock(&self._lock)
-        if self._push_news:
-            self._wake_for_news()
+            with nogil:
+                self._unlock()
+        self._tell_news()
 
     def confirm(self, Pushing pushing, int32_t broker, int64_t offset, uint64_t position,
                 int64_t segment_base_offset):
-        """A replica that is not pushed to (it fetches over TCP), or this broker's disk, has every
-        record below `offset`; see `ReplicaMarks.confirm`."""
+        """A replica that is not pushed to (it fetches over TCP) has every record below `offset`;
+        see `ReplicaMarks.confirm`."""
         with nogil:
             pthread_mutex_lock(&self._lock)
         try:
             if pushing.marks.confirm(broker, offset, position, segment_base_offset):
                 self._moved_now(pushing)
         finally:
-            pthread_mutex_unlock(&self._lock)
-        if self._push_news:
-            self._wake_for_news()
+            with nogil:
+                self._unlock()
+        self._tell_news()
+
+    def flushed(self, Pushing pushing):
+        """More of the partition is on disk, or need not be: see `ReplicaMarks.look`."""
+        with nogil:
+            pthread_mutex_lock(&self._lock)
+        try:
+            if pushing.marks.look():
+                self._moved_now(pushing)
+        finally:
+            with nogil:
+                self._unlock()
+        self._tell_news()
 
     def _moved_now(self, Pushing pushing):
         """The high watermark has moved outside of the worker's own batch; the lock is held."""
         if pushing.watched:
             pushing.moved_news = True
             self._push_news = True
+        self._marks_moved = True
         with nogil:
             self._release_held()
             pushing.c_tell()
@@ -250,11 +326,108 @@ cdef class PushTables(ProduceTables):
         """Call `on_moved(head)` once, when the high watermark of a replica moves next."""
         head.h.watched = 1
 
+    # -- several workers ---------------------------------------------------------------------------
+
+    def push_elsewhere(self, Pushing pushing):
+        """Producers of this worker write a partition that another one pushes: after a commit here
+        it is pushed there, by this thread, and when its marks move there, this worker's producers
+        are answered, by that thread.  Nobody wakes, and neither lock is taken under the other."""
+        cdef PushTables home = <PushTables> pushing.home
+        self._meet(home)
+        home._meet(self)
+        with nogil:
+            pthread_mutex_lock(&self._lock)
+        if pushing.kernel not in self._pushed_elsewhere:
+            self._elsewhere_count += 1
+        self._pushed_elsewhere[pushing.kernel] = pushing
+        self._name_elsewhere(pushing, True)
+        pthread_mutex_unlock(&self._lock)
+
+    def push_no_more_elsewhere(self, Pushing pushing):
+        """That worker is to resign: this one does not touch the partition there any more."""
+        with nogil:
+            pthread_mutex_lock(&self._lock)
+        if self._pushed_elsewhere.get(pushing.kernel) is pushing:
+            del self._pushed_elsewhere[pushing.kernel]
+            self._elsewhere_count -= 1
+            self._name_elsewhere(pushing, False)
+        pthread_mutex_unlock(&self._lock)
+        with nogil:
+            kd_wait_for_visitors(&pushing.visitors)
+
+    def _name_elsewhere(self, Pushing pushing, bint there):
+        cdef int i
+        for i in range(self._open_count):
+            if self._open[i].kernel == <PyObject*> pushing.kernel:
+                self._open[i].pushed_elsewhere = <PyObject*> pushing if there else NULL
+
+    cdef _meet(self, PushTables other):
+        with nogil:
+            pthread_mutex_lock(&self._lock)
+        if other not in self._neighbours and self._neighbour_count < MOST_NEIGHBOURS:
+            self._neighbours.append(other)
+            self._neighbour_of[self._neighbour_count] = <void*> other
+            self._neighbour_count += 1
+        pthread_mutex_unlock(&self._lock)
+
+    cdef void _want_push(self, head_t* h) noexcept nogil:
+        """Records of a partition that another worker pushes were committed; `_unlock` follows."""
+        cdef int i
+        for i in range(self._wanted_count):
+            if self._wanted[i] == <void*> h.pushed_elsewhere:
+                return
+        if self._wanted_count == MOST_WANTED:
+            h.touched = 1               # with the next batch
+            self._kick = True
+            return
+        self._wanted[self._wanted_count] = <void*> h.pushed_elsewhere
+        self._wanted_count += 1
+        kd_visit(&(<Pushing> h.pushed_elsewhere).visitors, 1)
+
+    cdef void _unlock(self) noexcept nogil:
+        """Let go of the lock, then have other workers do what follows there.  A visitor keeps the
+        partition, and with it the worker that pushes it, where they are."""
+        cdef void* wanted[MOST_WANTED]
+        cdef void* neighbours[MOST_NEIGHBOURS]
+        cdef void* other
+        cdef int i, n = self._wanted_count, m = self._neighbour_count if self._marks_moved else 0
+        for i in range(n):
+            wanted[i] = self._wanted[i]
+        for i in range(m):
+            neighbours[i] = self._neighbour_of[i]
+        self._wanted_count = 0
+        self._marks_moved = False
+        pthread_mutex_unlock(&self._lock)
+        for i in range(n):
+            other = (<Pushing> wanted[i]).home
+            (<PushTables> other).c_push_for(wanted[i])
+            kd_visit(&(<Pushing> wanted[i]).visitors, -1)
+            if (<PushTables> other)._has_news():
+                self._neighbour_news = True
+        for i in range(m):
+            (<PushTables> neighbours[i]).c_release()
+            if (<PushTables> neighbours[i])._has_news():
+                self._neighbour_news = True
+
+    cdef void c_push_for(self, void* pushing) noexcept nogil:
+        pthread_mutex_lock(&self._lock)
+        self._drain_links()
+        self._push(pushing)
+        self._unlock()
+
+    cdef void c_release(self) noexcept nogil:
+        pthread_mutex_lock(&self._lock)
+        if self._held_count:
+            self._release_held()
+        self._unlock()
+
     # -- the leader's side: completions ------------------------------------------------------------
 
     cdef void _take_from_link(self, peer_t* peer, work_completion* wc) noexcept nogil:
         """Acknowledgements of a follower."""
         cdef void* ring = (<PushLink> peer.link).c_take(wc)
+        if wc.opcode != WC_RECV_RDMA_WITH_IMM:
+            self._cut_peer(peer, CUT_NOT_AN_ANSWER)
         if ring == NULL:
             return
         if (<PushRing> ring).state == RING_DESYNCHRONISED:
@@ -321,6 +494,7 @@ cdef class PushTables(ProduceTables):
                     self._push_news = True
             pushing = (<Pushing> pushing).next_touched
         if moved:
+            self._marks_moved = True
             self._release_held()
         while self._touched_pushings != NULL:
             pushing = self._touched_pushings
@@ -351,6 +525,14 @@ cdef class PushTables(ProduceTables):
             pthread_mutex_unlock(&self._lock)
         self._wake_for_news()
         return waited
+
+    def grow_head(self, ProduceHead head):
+        """A replica's head has grown: take what its leader writes into all of it."""
+        cdef uint64_t capacity = (<CommitKernel> head.h.kernel).capacity
+        with nogil:
+            pthread_mutex_lock(&self._lock)
+        head.h.capacity = capacity
+        pthread_mutex_unlock(&self._lock)
 
     def waiting_request(self, ProduceHead head):
         """(position, length) of the request that a replica's head waits at; None."""
@@ -465,7 +647,7 @@ cdef class PushTables(ProduceTables):
                 self._follow_ms = min(MOST_FOLLOW_MS, 2 * self._follow_ms)
             else:
                 self._follow_ms = 1
-        pthread_mutex_unlock(&self._lock)
+        self._unlock()
         return ms
 
     # -- news --------------------------------------------------------------------------------------
@@ -507,3 +689,6 @@ cdef class PushTables(ProduceTables):
 
     cdef int64_t _now(self) noexcept nogil:
         return 0
+
+    cdef bint _has_news(self) noexcept nogil:
+        return False

@@ -14,9 +14,12 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from collections.abc import Hashable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
+from kdirect.broker.closing import end_all
 from kdirect.broker.connection import ConnectionContext
 from kdirect.broker.engine import Engine
 from kdirect.broker.grants import Peer, WrittenFile
@@ -75,6 +78,9 @@ class QueuePairs:
         self._services: dict[str, MessageService] = {}  # of two-sided clients, by transport
         self._peers: dict[int, Peer] = {}
         self._by_qp: dict[tuple[str, int], Peer] = {}
+        self._open: set[Peer] = set()  # whose queue pair is not closed
+        self._no_more = False
+        self._lock = threading.Lock()  # held while one is opened: afterwards `close` finds it
         self._next_connection_id = int.from_bytes(os.urandom(4), "big")
 
     # -- looking up --------------------------------------------------------------------------------
@@ -112,9 +118,12 @@ class QueuePairs:
 
     def open(self, connection: Any, request: Any, engine: Engine) -> Any:
         """A queue pair as the client wants it; the response."""
-        if request.message_bytes:
-            return self._open_two_sided(connection, request, engine)
-        return self._open_one_sided(connection, request, engine)
+        with self._lock:
+            if self._no_more:
+                raise RefusedError(layout.ERROR_TRANSPORT_UNAVAILABLE, "the broker is stopping")
+            if request.message_bytes:
+                return self._open_two_sided(connection, request, engine)
+            return self._open_one_sided(connection, request, engine)
 
     def _open_one_sided(self, connection: Hashable, request: Any, engine: Engine) -> Any:
         domain = engine.device.alloc_pd()
@@ -160,6 +169,7 @@ class QueuePairs:
         )
         self._peers[peer.connection_id] = peer
         self._by_qp[engine.transport, qp.qp_num] = peer
+        self._open.add(peer)
         log.debug("queue pair %d opened for %s over %s", qp.qp_num, peer.client, request.transport)
         return self._opened(peer.connection_id, qp, self._max_in_flight, ping)
 
@@ -234,11 +244,29 @@ class QueuePairs:
 
     # -- closing -----------------------------------------------------------------------------------
 
-    def forget(self, peer: Peer) -> None:
-        """Nobody finds the peer any more."""
+    def open_no_more(self) -> None:
+        """The broker stops.  Any thread."""
+        with self._lock:
+            self._no_more = True
+
+    def forget(self, peer: Peer) -> bool:
+        """Nobody finds the peer any more; `end` is to follow.  False: it was forgotten before.
+        Any thread."""
         peer.closed = True
-        self._peers.pop(peer.connection_id, None)
+        if self._peers.pop(peer.connection_id, None) is None:
+            return False
         self._by_qp.pop((peer.engine.transport, peer.qp.qp_num), None)
+        return True
+
+    def end(self, peer: Peer, written: Sequence[tuple[WrittenFile, Any]] = ()) -> None:
+        """Close a queue pair and what belongs to it.  On a thread; where another one is about it,
+        it waits.  `written`: see `close_domain`."""
+        with peer.ending:
+            if peer in self._open:
+                try:
+                    close_domain(peer, written)
+                finally:
+                    self._open.discard(peer)
 
     def close_two_sided(self, connection: Any) -> None:
         """Close the two-sided queue pairs that were opened over a TCP connection."""
@@ -248,20 +276,28 @@ class QueuePairs:
                     link.close("")
 
     def close(self) -> None:
-        """Once there are no clients.  Any thread."""
-        for service in self._services.values():
-            service.close()
+        """Once there are no clients, but for what a thread has not closed yet.  Any thread."""
+        services = list(self._services.values())
         self._services.clear()
+        end_all(
+            "the clients' queue pairs",
+            *(partial(self.end, peer) for peer in list(self._open)),
+            *(service.close for service in services),
+        )
 
 
 def close_domain(peer: Peer, written: Sequence[tuple[WrittenFile, Any]]) -> None:
     """End everything that a client has left.  On a thread.  `written`: the heads that it may be
     inside a copy into, with its keys to them.  That can be asked only until its queue pair is
     closed.  The client is waited for once: 1,000 keys of a client that hangs would take 20 s."""
-    hangs = False
-    for access, region in written:
-        if region is not None and not access.end_file_key(region, 0 if hangs else DEREGISTER_MS):
-            hangs = True
-    peer.qp.close()
-    peer.domain.close()
-    peer.engine.worker.reap()  # it forgets closed queue pairs
+
+    def end_keys() -> None:
+        hangs = False
+        for access, region in written:
+            wait_ms = 0 if hangs else DEREGISTER_MS
+            if region is not None and not access.end_file_key(region, wait_ms):
+                hangs = True
+
+    # The worker forgets closed queue pairs when it is asked to.
+    steps = end_keys, peer.qp.close, peer.domain.close, peer.engine.worker.reap
+    end_all(f"the queue pair of {peer.client}", *steps)

@@ -75,17 +75,18 @@ class SlotValues(NamedTuple):
 
 
 class ReadAccess:
-    """See the module.  `partition_of(topic, index, leader_epoch)` and `leads(tp)` are asked on the
-    event loop, and the former says by its KdirectError why not; `listen(partition)` makes
-    the log ask before it shortens the head; `background(work)` does what nobody waits for.  Without
-    `files`, what belongs on a thread is done on the spot."""
+    """See the module.  `partition_of(target, of_replica)` and `leads(tp)` are asked on the event
+    loop, and the former says by its KdirectError why not; with `of_replica` replicas that only
+    follow are granted, too (KIP-392).  `listen(partition)` makes the log ask before it shortens the
+    head; `background(work)` does what nobody waits for.  Without `files`, what belongs on a thread
+    is done on the spot."""
 
     def __init__(
         self,
         grants: GrantTable,
         *,
         slots_per_consumer: int,
-        partition_of: Callable[[str, int, int], Partition],
+        partition_of: Callable[[Any, bool], Partition],
         is_current: Callable[[Partition], bool],
         leads: Callable[[TopicPartition], bool],
         listen: Callable[[Partition], None],
@@ -108,10 +109,11 @@ class ReadAccess:
             if finished is not None and not finished.is_produce:
                 self.release(finished)
         granted: list[dict[str, Any]] = []
-        opened = deque(await self._opened(peer, request.partitions))
+        of_replica: bool = request.of_replica
+        opened = deque(await self._opened(peer, request.partitions, of_replica))
         try:
             for target in request.partitions:
-                granted.append(await self._answer_one(peer, target, opened.popleft()))
+                granted.append(await self._answer_one(peer, target, opened.popleft(), of_replica))
         finally:
             for file in opened:  # the client is gone
                 self._close_file(file)
@@ -123,9 +125,11 @@ class ReadAccess:
             partitions=granted,
         )
 
-    async def _opened(self, peer: Peer, targets: Sequence[Any]) -> list[OpenedFile | KdirectError]:
+    async def _opened(
+        self, peer: Peer, targets: Sequence[Any], of_replica: bool
+    ) -> list[OpenedFile | KdirectError]:
         """`_open_files` on a thread; what it opens for a client that goes meanwhile is closed."""
-        found = [(target, self._find(target)) for target in targets]
+        found = [(target, self._find(target, of_replica)) for target in targets]
         if self._files is None:
             return self._open_files(peer, found)
         task = asyncio.ensure_future(self._files.read(self._open_files, peer, found))
@@ -135,10 +139,10 @@ class ReadAccess:
             task.add_done_callback(self._close_files)
             raise
 
-    def _find(self, target: Any) -> Partition | KdirectError:
+    def _find(self, target: Any, of_replica: bool) -> Partition | KdirectError:
         """The partition of one request, if it may be read here."""
         try:
-            return self._partition_of(target.topic, target.partition, target.current_leader_epoch)
+            return self._partition_of(target, of_replica)
         except KdirectError as e:
             return e
 
@@ -147,7 +151,7 @@ class ReadAccess:
             self._close_file(file)
 
     async def _answer_one(
-        self, peer: Peer, target: Any, file: OpenedFile | KdirectError
+        self, peer: Peer, target: Any, file: OpenedFile | KdirectError, of_replica: bool
     ) -> dict[str, Any]:
         """The fields of a ConsumeGrant for one partition.  A file that is not the right one any
         more is opened again."""
@@ -156,10 +160,10 @@ class ReadAccess:
             for _ in range(MOST_OPENINGS):
                 if isinstance(file, KdirectError):
                     raise file
-                granted = self._grant_file(peer, file)
+                granted = self._grant_file(peer, file, of_replica)
                 if granted is not None:
                     return granted
-                (file,) = await self._opened(peer, [target])
+                (file,) = await self._opened(peer, [target], of_replica)
             self._close_file(file)
             raise RefusedError(
                 ErrorCode.UNKNOWN_SERVER_ERROR,
@@ -234,7 +238,7 @@ class ReadAccess:
             self._grants.opening.discard(file)
             self._background(partial(_close_region, file.region, file.location.release))
 
-    def _grant_file(self, peer: Peer, file: OpenedFile) -> dict[str, Any] | None:
+    def _grant_file(self, peer: Peer, file: OpenedFile, of_replica: bool) -> dict[str, Any] | None:
         """Grant an opened file; None when the head moved on in between (the caller opens the
         next)."""
         partition = file.partition
@@ -249,7 +253,7 @@ class ReadAccess:
                 ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
                 f"partition {partition.topic_partition} was deleted",
             )
-        if not self._leads(partition.topic_partition):
+        if not of_replica and not self._leads(partition.topic_partition):
             self._close_file(file)
             raise NotLeaderError(
                 f"this broker does not lead {partition.topic_partition} any more",

@@ -7,8 +7,11 @@ simulator passes another `Scheduler` in, whose time it moves itself.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from typing import Any, Protocol
+
+log = logging.getLogger("kdirect.broker")
 
 
 class Scheduler(Protocol):
@@ -22,6 +25,14 @@ class Scheduler(Protocol):
 
     def new_future(self) -> asyncio.Future[Any]:
         """A future of the loop.  On the loop."""
+
+
+def soon(loop: asyncio.AbstractEventLoop, call: Callable[..., None], *arguments: Any) -> None:
+    """Call back on a loop, unless it is closed.  Any thread."""
+    try:
+        loop.call_soon_threadsafe(call, *arguments)
+    except RuntimeError:
+        log.debug("the event loop is closed")
 
 
 class LoopScheduler:
@@ -39,8 +50,8 @@ class LoopScheduler:
 
     def soon(self, callback: Callable[..., None], *args: Any) -> None:
         loop = self.loop
-        if loop is not None and not loop.is_closed():
-            loop.call_soon_threadsafe(callback, *args)
+        if loop is not None:
+            soon(loop, callback, *args)
 
     def later(self, seconds: float, callback: Callable[..., None], *args: Any) -> None:
         if self.loop is not None:

@@ -15,10 +15,12 @@ import logging
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from kdirect.broker.answers import Answer, encoded, later, respond
 from kdirect.broker.appends import Appends
+from kdirect.broker.closing import Ending
 from kdirect.broker.cluster_view import ClusterLayout, ClusterView
 from kdirect.broker.config import BrokerConfig, Listener, format_address
 from kdirect.broker.connection import Connection, ConnectionContext, Turns
@@ -32,6 +34,7 @@ from kdirect.broker.handlers_refused import RefusedHandlers
 from kdirect.broker.listeners import Listeners
 from kdirect.broker.offsets import OffsetStore
 from kdirect.broker.request_memory import RequestMemory
+from kdirect.broker.scheduler import soon
 from kdirect.broker.services import Counters, Services
 from kdirect.broker.topics import INTERNAL_TOPICS, Registry, Topic
 from kdirect.broker.waiters import Waiters
@@ -41,6 +44,7 @@ from kdirect.format import protocol as p
 from kdirect.format.protocol import ErrorCode
 from kdirect.log.config import LogConfig
 from kdirect.log.manager import LogManager
+from kdirect.log.partition import Partition
 from kdirect.model import TopicPartition
 from kdirect.wire.environment import SYSTEM, Environment
 
@@ -90,6 +94,7 @@ class BrokerServer:
         self.waiters = Waiters()
         self.flusher = Flusher(self.waiters.notify)
         self.files = FileThreads(self.logs.log_dirs, environment)
+        self._watch_directories()
         self.appends = Appends(
             on_thread=self.files.for_partition, later=self._later, new_future=self._new_future
         )
@@ -257,18 +262,7 @@ class BrokerServer:
             if self.member is not None:
                 await self.member.join(self.listeners)
         except BaseException:
-            if self.member is not None:
-                await self.member.leave()
-            for server in self._servers:
-                server.close()
-            if self.access is not None:
-                self.access.stop()
-            self.files.close()
-            self.flusher.close()
-            try:
-                self.logs.close()
-            except (KdirectError, OSError) as e:
-                log.error("closing the log failed: %s", e)
+            await self._end_start()
             raise
         self._every("log.retention.check.interval.ms", self._apply_retention)
         self._every("log.flush.scheduler.interval.ms", self._flush_due)
@@ -276,6 +270,22 @@ class BrokerServer:
         self._every("offsets.retention.check.interval.ms", self._expire_offsets)
         if self.config["connections.max.idle.ms"] > 0:
             self._every("connections.max.idle.ms", self._close_idle)
+
+    async def _end_start(self) -> None:
+        """The broker cannot start: close what was opened.  Errors are logged."""
+        ending = Ending("a broker that cannot start")
+        if self.member is not None:
+            await ending.wait(self.member.leave())
+        for server in self._servers:
+            ending.step(server.close)
+        if self.access is not None:
+            ending.step(self.access.stop)
+        for close in (self.files.close, self.flusher.close, self.logs.close):
+            ending.step(close)
+        try:
+            ending.tell()
+        except Exception as e:
+            log.error("a broker that cannot start did not end in order: %s", e)
 
     async def _listen(self, index: int, listener: Listener) -> None:
         loop = asyncio.get_running_loop()
@@ -299,18 +309,36 @@ class BrokerServer:
         self.listeners.add(listener, name[0], name[1])
 
     async def stop(self) -> None:
-        """Finish what is under way, then close everything; the next start finds a clean log."""
+        """Finish what is under way, then close everything; the next start finds a clean log.
+        Listeners end first, then who is served, then what they are served by.  What fails to end
+        keeps nothing else open; the first error is raised once all is closed."""
         if self._stopping:
             return
         self._stopping = True
+        ending = Ending("the broker")
         if self.member is not None:
-            await self.member.leave_in_order()
+            await ending.wait(self.member.leave_in_order())
         for server in self._servers:
-            server.close()
+            ending.step(server.close)
         for timer in self._timers.values():
             timer.cancel()
-        self.waiters.close()
-        self.groups.close()
+        ending.step(self.waiters.close)
+        ending.step(self.groups.close)
+        await ending.wait(self._end_connections())
+        if self.member is not None:
+            await ending.wait(self.member.leave())
+        if self._background:  # a directory that fails is let go, say
+            await asyncio.wait(list(self._background), timeout=STOP_GRACE_SECONDS)
+        await self.files.settled(STOP_GRACE_SECONDS)
+        if self.access is not None:
+            await ending.wait(_on_a_thread(self.access.stop))
+        await ending.wait(_on_a_thread(self.files.close))
+        await ending.wait(_on_a_thread(self.flusher.close))
+        await ending.wait(_on_a_thread(self.logs.close))
+        ending.tell()
+
+    async def _end_connections(self) -> None:
+        """Let requests be answered, but for no longer than a moment, and close."""
         under_way = [task for c in self._connections for task in c.tasks]
         if under_way:
             await asyncio.wait(under_way, timeout=STOP_GRACE_SECONDS)
@@ -323,14 +351,6 @@ class BrokerServer:
                 log.warning("%d clients did not take their answers in time", len(self._connections))
                 for connection in list(self._connections):
                     connection.abort()
-        if self.member is not None:
-            await self.member.leave()
-        await self.files.settled(STOP_GRACE_SECONDS)
-        if self.access is not None:
-            await _on_a_thread(self.access.stop)
-        await _on_a_thread(self.files.close)
-        await _on_a_thread(self.flusher.close)
-        await _on_a_thread(self.logs.close)
 
     # -- connections -------------------------------------------------------------------------------
 
@@ -442,6 +462,60 @@ class BrokerServer:
                 self.access.end_deletion(partitions)
         for tp in partitions:
             self.waiters.notify(tp)
+
+    # -- log directories that fail -----------------------------------------------------------------
+
+    def _watch_directories(self) -> None:
+        self.files.failed = self.flusher.failed = self.logs.look_into
+        self.logs.on_failed = self._directory_failed
+        self.logs.on_full = self._log_is_full
+        self.all_failed = asyncio.Event()  # no log directory is left: the broker is to be stopped
+
+    async def until_told(self, stop: asyncio.Event) -> bool:
+        """Return when the broker is to be stopped: `stop` is set, or, False, no log directory is
+        left that works."""
+        waits = [asyncio.ensure_future(event.wait()) for event in (stop, self.all_failed)]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+        return not self.all_failed.is_set()
+
+    def _directory_failed(self, directory: Path) -> None:
+        """Any thread."""
+        if self._loop is not None:
+            soon(self._loop, self._let_go, directory)
+
+    def _let_go(self, directory: Path) -> None:
+        if self._stopping:  # everything is let go
+            return
+        task = asyncio.ensure_future(self._end_directory(directory))
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    async def _end_directory(self, directory: Path) -> None:
+        """End every access to the partitions in it, and let them go."""
+        partitions = list(self.logs.partitions.values())
+        doomed = [p.topic_partition for p in partitions if p.directory.parent == directory]
+        if not self.logs.usable_dirs:
+            log.critical("all log directories have failed: the broker ends")
+            if self.member is not None:  # or the next process would be taken to have all records
+                self.member.replicas.failed.add(doomed)
+                await self.member.replicas.failed.told()
+            self.all_failed.set()
+            return
+        try:
+            if self.member is not None:
+                await self.member.directory_failed(doomed)
+            await self._end_access(doomed, partial(self.logs.drop, directory))
+        except Exception:
+            log.exception("the partitions of %s were not let go", directory)
+
+    def _log_is_full(self, partition: Partition) -> None:
+        """A log could not be written for lack of room.  Any thread."""
+        if self._loop is not None and self.member is not None:
+            soon(self._loop, self.member.replicas.has_no_room, partition.topic_partition)
 
     def _later(self, callback: Callable[..., None], *arguments: Any) -> None:
         assert self._loop is not None

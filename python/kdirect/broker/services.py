@@ -20,6 +20,7 @@ from kdirect.broker.listeners import Listeners
 from kdirect.broker.offsets import OffsetStore
 from kdirect.broker.topics import Registry
 from kdirect.broker.waiters import Waiters
+from kdirect.format.replica_fetch import Feeding
 from kdirect.log.manager import LogManager
 from kdirect.log.partition import Partition
 from kdirect.model import TopicPartition
@@ -71,10 +72,12 @@ class Replicas(Protocol):
     read.
 
     Hooks, to be added to before the broker starts: `on_lead(tp, partition, epoch)`, this broker
-    leads from now on; `on_resign(tp, partition)`, it does not any more."""
+    leads from now on; `on_resign(tp, partition)`, it does not any more; `on_high_watermark(tp,
+    partition)`, records became readable."""
 
     on_lead: list[Callable[[TopicPartition, Partition, int], None]]
     on_resign: list[Callable[[TopicPartition, Partition], Awaitable[None] | None]]
+    on_high_watermark: list[Callable[[TopicPartition, Partition], None]]
 
     def leader(self, tp: TopicPartition, epoch: int = -1, /) -> Partition:
         """A partition that this broker leads."""
@@ -94,6 +97,9 @@ class Replicas(Protocol):
     def appended(self, tp: TopicPartition, /) -> None:
         """The log of `tp` has grown: followers that wait are answered."""
 
+    def watch_readable(self, tp: TopicPartition, /) -> None:
+        """Have `on_high_watermark` called when the high watermark moves next, by RDMA too."""
+
     def diverging(
         self, tp: TopicPartition, last_fetched_epoch: int, offset: int, /
     ) -> tuple[int, int] | None:
@@ -102,6 +108,9 @@ class Replicas(Protocol):
 
     def epoch_end(self, tp: TopicPartition, epoch: int, /) -> tuple[int, int]:
         """(largest epoch at or below the one asked for, the offset where it ends)."""
+
+    def feeding(self) -> dict[TopicPartition, Feeding]:
+        """How each replica here gets its records."""
 
     def knows_high_watermark(self, tp: TopicPartition, /) -> bool:
         """False for a leader that was just elected: then it is OFFSET_NOT_AVAILABLE."""

@@ -67,6 +67,9 @@ class Committing(Protocol):
     def appended(self, tp: TopicPartition, /) -> None:
         """The log of `tp` has grown: followers that wait are answered."""
 
+    def watch_readable(self, tp: TopicPartition, /) -> None:
+        """Have `on_high_watermark` called when the high watermark moves next."""
+
 
 class Change:
     """Rows of these keys that are being appended.  Every record of them lies at `floor` or above.
@@ -164,6 +167,10 @@ class StateReplication:
         if partition.acknowledgements_wait() and partition.gate.waits_for_disk(end_offset):
             self._flush(partition)
         return self._replicas.committed(tp, end_offset, epoch, timeout_s)
+
+    def watch(self, partition: Partition) -> None:
+        """Have those told whose hook it is when the high watermark moves next."""
+        self._replicas.watch_readable(partition.topic_partition)
 
     def over(self, change: Change) -> None:
         """It is in flight no longer."""

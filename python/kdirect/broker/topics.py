@@ -1,7 +1,8 @@
 """Which topics there are: ids, partition counts, configs; and the small files that remember them.
 
 Owns: ``topics.json`` (topics) and ``producer_ids`` (the next block of producer ids), both in the
-first log directory.  The partitions' directories with everything in them are the log's.
+first log directory, in the form of `kdirect.store.own_files`.  The partitions' directories with
+everything in them are the log's.
 
 Invariants: a file is replaced whole (written under another name, synced, renamed), so a crash
 leaves the old or the new one; a topic is in ``topics.json`` before its first directory exists, and
@@ -19,7 +20,6 @@ are known to the `ClusterView` alone; `find`, `find_by_id` and `all_topics` look
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 import uuid
@@ -31,7 +31,6 @@ from typing import Any
 from kdirect.broker.cluster_view import ClusterView, PlacedTopic
 from kdirect.errors import (
     ConfigError,
-    CorruptLogError,
     KdirectError,
     LogError,
     NotLeaderError,
@@ -44,6 +43,18 @@ from kdirect.log.config import LogConfig
 from kdirect.log.manager import LogManager
 from kdirect.log.partition import Partition
 from kdirect.model import TopicPartition, check_topic_name
+from kdirect.store.own_files import (
+    IDS_FILE,
+    PRODUCER_ID_BLOCK,
+    TOPICS_FILE,
+    Row,
+    damaged_topics,
+    new_row,
+    next_id_text,
+    read_document,
+    read_next_id,
+    topics_text,
+)
 from kdirect.wire.environment import Environment
 
 log = logging.getLogger("kdirect.broker")
@@ -53,30 +64,17 @@ INTERNAL_TOPICS = frozenset((OFFSETS_TOPIC, "__transaction_state"))
 # Of a topic, and of what one request may ask for, as in Kafka: requests that change topics wait for
 # one another.
 MAX_PARTITIONS = 10_000
-PRODUCER_ID_BLOCK = 1000
-PRODUCER_ID_LIMIT = 1 << 62
+AT_ONCE = 256  # partitions that are made with one sync
 
 
-def _write(path: Path, text: str) -> None:
-    """Put `text` in place of the file, so that a crash leaves either; LogError names the file."""
+def _write(path: Path, data: bytes) -> None:
+    """Put `data` in place of the file, so that a crash leaves either; LogError names the file."""
     try:
-        replace_file(path, text.encode())
+        replace_file(path, data)
     except OSError as e:
         raise LogError(
             f"cannot write {path}: {e.strerror}",
             hint="check space and permissions of the log directory",
-        ) from e
-
-
-def _read(path: Path) -> bytes | None:
-    try:
-        return path.read_bytes()
-    except FileNotFoundError:
-        return None
-    except OSError as e:
-        raise LogError(
-            f"cannot read {path}: {e.strerror}",
-            hint="check its permissions, restore it, or remove it",
         ) from e
 
 
@@ -102,8 +100,8 @@ class Registry:
         self._cluster = cluster
         self._elsewhere = cluster.elsewhere
         self._environment = environment
-        self._file = logs.log_dirs[0] / "topics.json"
-        self._ids_file = logs.log_dirs[0] / "producer_ids"
+        self._file = logs.log_dirs[0] / TOPICS_FILE
+        self._ids_file = logs.log_dirs[0] / IDS_FILE
         self._logs = logs
         self._defaults = logs.config
         self._topics: dict[str, Topic] = {}
@@ -117,9 +115,9 @@ class Registry:
     def open(self) -> None:
         """Read the file, finish what a crash interrupted, make missing partitions, adopt unclaimed
         ones."""
-        text = _read(self._file)
-        if text is not None:
-            self._load(text)
+        found_rows = read_document(self._file)
+        if found_rows is not None:
+            self._load(found_rows[0])
         for doomed in [t for t in self._topics.values() if t.deleting]:
             self._logs.delete_topic(doomed.name)
             self._forget(doomed)
@@ -174,48 +172,25 @@ class Registry:
             elif topic.partition_count < placed.partition_count:
                 self.grow(topic, placed.partition_count)
 
-    def _load(self, data: bytes) -> None:
+    def _load(self, rows: Mapping[str, Row]) -> None:
         try:
-            rows = json.loads(data.decode())["topics"]
             for name, row in rows.items():
-                configs = {str(k): str(v) for k, v in row["configs"].items()}
-                self._defaults.with_overrides(configs)
-                if int(row["partitions"]) < 1:
-                    raise ValueError(f"topic {name} has {row['partitions']} partitions")
+                self._defaults.with_overrides(row["configs"])
+                topic_id = decode_id(row["id"])
                 self._remember(
-                    Topic(
-                        check_topic_name(name),
-                        decode_id(row["id"]),
-                        int(row["partitions"]),
-                        configs,
-                        bool(row.get("deleting")),
-                    )
+                    Topic(name, topic_id, row["partitions"], row["configs"], "deleting" in row)
                 )
-        except (
-            ValueError,
-            KeyError,
-            TypeError,
-            AttributeError,
-            OverflowError,
-            RecursionError,
-        ) as e:
-            raise CorruptLogError(
-                f"{self._file} is damaged: {e}",
-                hint="restore it, or remove it: topics are then found by their directories,"
-                " without their configs",
-            ) from e
+        except ValueError as e:
+            raise damaged_topics(self._file, e) from e
 
     def _save(self) -> None:
-        rows = {}
-        for t in self._topics.values():
-            rows[t.name] = {
-                "id": encode_id(t.topic_id),
-                "partitions": t.partition_count,
-                "configs": t.configs,
-            }
-            if t.deleting:
-                rows[t.name]["deleting"] = True
-        _write(self._file, json.dumps({"version": 1, "topics": rows}, indent=1) + "\n")
+        rows = {
+            t.name: new_row(
+                encode_id(t.topic_id), t.partition_count, t.configs, deleting=t.deleting
+            )
+            for t in self._topics.values()
+        }
+        _write(self._file, topics_text(rows))
 
     def _save_soon(self) -> None:
         """Save what need not be on disk yet: the next start, or the next change of a topic,
@@ -365,10 +340,11 @@ class Registry:
         self._logs.alter_topic(topic.name, topic.configs)
 
     def _make_partitions(self, topic: Topic, start: int) -> None:
-        for i in range(start, topic.partition_count):
-            tp = TopicPartition(topic.name, i)
-            if tp not in self._logs.partitions:
-                self._logs.create_partition(tp, topic.configs, topic.topic_id)
+        wanted = (TopicPartition(topic.name, i) for i in range(start, topic.partition_count))
+        missing = [tp for tp in wanted if tp not in self._logs.partitions]
+        for first in range(0, len(missing), AT_ONCE):
+            some = missing[first : first + AT_ONCE]
+            self._logs.create_partitions(some, topic.configs, topic.topic_id)
 
     def partition(self, name: str, index: int) -> Partition:
         """A partition that this broker leads.  UnknownTopicError names what is missing,
@@ -384,6 +360,11 @@ class Registry:
             return NotLeaderError(
                 f"broker {self._cluster.leader_of(name)} leads partition {name}-{index}",
                 hint="ask for metadata, then that broker",
+            )
+        if TopicPartition(name, index) in self._logs.lost:
+            return LogError(
+                f"the log directory of {name}-{index} has failed",
+                hint="mend it and start the broker again; see its log",
             )
         return UnknownTopicError(
             f"partition {name}-{index} does not exist",
@@ -410,25 +391,13 @@ class Registry:
     def _reserve_producer_ids(self) -> None:
         stored = self._stored_producer_id()
         start = stored if stored is not None else self._first_producer_id()
-        _write(self._ids_file, f"{start + PRODUCER_ID_BLOCK}\n")
+        _write(self._ids_file, next_id_text(start + PRODUCER_ID_BLOCK))
         with self._producer_ids:
             self._next_producer_id, self._producer_id_limit = start, start + PRODUCER_ID_BLOCK
 
     def _stored_producer_id(self) -> int | None:
         """The first id that no run has taken yet; None without a file; CorruptLogError."""
-        data = _read(self._ids_file)
-        try:
-            if data is None:
-                return None
-            start = int(data.decode())
-            if not 0 <= start < PRODUCER_ID_LIMIT:
-                raise ValueError("the number is out of range")
-            return start
-        except ValueError as e:
-            raise CorruptLogError(
-                f"{self._ids_file} is damaged: {bytes(data or ())[:40]!r}",
-                hint="restore it, or remove it: producer ids then begin far above those in the log",
-            ) from e
+        return read_next_id(self._ids_file)
 
     def _first_producer_id(self) -> int:
         """0 for a new log.  One that was copied from elsewhere may hold ids that this broker does

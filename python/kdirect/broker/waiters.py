@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 
+from kdirect.broker.scheduler import soon
 from kdirect.model import TopicPartition
 
 
@@ -82,11 +83,8 @@ class Waiters:
             return
         self._scheduled.add(tp)
         loop = self._loop
-        try:
-            if loop is not None:
-                loop.call_soon_threadsafe(self._deliver, tp)
-        except RuntimeError:  # the loop is closed: nobody waits any more
-            pass
+        if loop is not None:  # if it is closed, nobody waits any more
+            soon(loop, self._deliver, tp)
 
     def _deliver(self, tp: TopicPartition) -> None:
         self._scheduled.discard(tp)

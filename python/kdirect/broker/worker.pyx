@@ -26,10 +26,12 @@ heads and is held by the worker while it works off one batch of completions, so 
 `remove` or `close_head` has returned from is not in use.  Nobody waits for it with the GIL held:
 its holder may need the GIL (a transport written in Python, or just to go on behind ``with nogil``).
 
-Acknowledgements pass one gate, the partition's (`kdirect.log.ack_gate`): where it holds, they wait
-until it has moved the high watermark past their records, and the owner of the head is asked, by
-`sync`, to see to that.  The thread does not wait: other heads go on.  A producer that asked for
-acks=1 (`leader_only`) does not wait for replicas.
+Acknowledgements wait until the high watermark has passed their records, where commits do not move
+it.  Marks move it (`kdirect.log.replica_marks`), and the acknowledgements go out without Python; or
+the partition's gate does (`kdirect.log.ack_gate`), and the owner of the head is asked, by `sync`,
+to see to that.  It is also asked to flush (`ProduceHead.waits_for_disk`), where the disk holds them
+up.  The thread does not wait: other heads go on.  A producer that asked for acks=1 (`leader_only`)
+does not wait for replicas, but for the disk, where `log.flush.before.ack` says so.
 
 Memory.  A grant's acknowledgements are staged in memory of the broker (`staging`, registered in the
 client's protection domain, as many entries as the client's ring).  Entry i belongs to the transport
@@ -51,9 +53,9 @@ from kdirect.broker.order cimport (
     WHY_FENCED, WHY_NO_ROOM, arrived_t, head_t, order_abort, order_arrived, order_done, order_look,
     order_next, order_open, order_takes)
 from kdirect.broker.produce_tables cimport (
-    BATCH, CUT_ACK_OVERRUN, CUT_BAD_LENGTH, CUT_BAD_ORDER, CUT_DISCONNECTED, CUT_FORGED_FILE,
-    CUT_DESYNCHRONISED, CUT_NONE, CUT_NOT_A_PRODUCE, GRANT_ACTIVE, GRANT_RETIRED, ProduceHead,
-    grant_t, peer_t, pthread_mutex_lock, pthread_mutex_unlock)
+    BATCH, CUT_ACK_OVERRUN, CUT_BAD_LENGTH, CUT_BAD_ORDER, CUT_DESYNCHRONISED, CUT_DISCONNECTED,
+    CUT_FORGED_FILE, CUT_NONE, CUT_NOT_A_PRODUCE, CUT_NOT_AN_ANSWER, GRANT_ACTIVE, GRANT_RETIRED,
+    ProduceHead, grant_t, peer_t, pthread_mutex_lock, pthread_mutex_unlock)
 from kdirect.broker.push_tables cimport PushTables
 from kdirect.format.layout cimport (
     ACK_FLAG_DUPLICATE, ACK_FLAG_REVOKED, IMM_FILE_ID_SHIFT, IMM_ORDER_MASK, NOTICE_BYTES,
@@ -61,6 +63,7 @@ from kdirect.format.layout cimport (
 from kdirect.log.kernel cimport (
     COMMIT_CORRUPT_MESSAGE, COMMIT_DUPLICATE_SEQUENCE, COMMIT_FENCED_LEADER_EPOCH, COMMIT_NO_HEAD,
     COMMIT_NO_SPACE, COMMIT_WRONG_POSITION, CommitKernel, commit_result)
+from kdirect.log.replica_marks cimport disk_holds
 from kdirect.machine cimport kd_now_ns, kd_pause, kd_wall_ns
 from kdirect.rdma.contract cimport (
     WC_LOC_LEN_ERR, WC_RECV, WC_RECV_RDMA_WITH_IMM, WC_SUCCESS, CompletionQueue, QueuePair,
@@ -101,6 +104,7 @@ class CutReason(Reason):
     BAD_LENGTH = (
         CUT_BAD_LENGTH, "it announced a request of no bytes, or of more than its file has")
     DESYNCHRONISED = CUT_DESYNCHRONISED, "it acknowledged records that it never got"
+    NOT_AN_ANSWER = CUT_NOT_AN_ANSWER, "it sent a message that is no acknowledgement"
 
 
 cdef class ProduceWorker(PushTables):
@@ -111,7 +115,7 @@ cdef class ProduceWorker(PushTables):
     it wants a file), `on_moved(Pushing or ProduceHead)` (its high watermark has moved, and somebody
     watches it),
     `on_broker_requests(head, answers)`, `on_cut(qp_num, reason)` (a `CutReason`) and
-    `on_append(file_id)` are called on the worker's thread with the GIL and no lock held; they must
+    `on_append(head)` are called on the worker's thread with the GIL and no lock held; they must
     not block.  So is `sync(head)`: acknowledgements of its records wait for the gate; once that may
     have opened, `gate_moved(head)` is called, or `gate_failed(head)`.
     """
@@ -119,16 +123,13 @@ cdef class ProduceWorker(PushTables):
     cdef CompletionQueue _recv_cq
     cdef int64_t _spin_ns
     cdef volatile bint _stopping
-    cdef uint16_t _appended[BATCH]
-    cdef int _appended_count
-    cdef bint _more_appended       # some grants are marked `appended`, because that array was full
+    cdef bint _append_news         # of some head: somebody waited for its next commit
     cdef object on_cut
     cdef object on_append
     cdef object on_head
     cdef object on_broker_requests
     cdef object sync
     cdef public object on_push, on_moved
-    cdef bint _head_news
     cdef bint _reap                # queue pairs were closed
     cdef int64_t _earliest_ns      # first deadline of a hole; 0: none
     cdef int64_t _fixed_ns         # a simulator's clock; -1: the machine's
@@ -210,7 +211,8 @@ cdef class ProduceWorker(PushTables):
             self._commit_run(&head.h, self._wall_ms(), self._now())
             self._flush_acks()
         answers = self._answers_of(head)
-        pthread_mutex_unlock(&self._lock)
+        with nogil:
+            self._unlock()
         self._wake()
         return answers
 
@@ -335,6 +337,8 @@ cdef class ProduceWorker(PushTables):
             (<CommitKernel> h.kernel).c_end()
             if h.pushing != NULL:
                 self._push(h.pushing)
+        if h.pushed_elsewhere != NULL:
+            self._want_push(h)
         self._settle(h, now_ns)
 
     cdef void _settle(self, head_t* h, int64_t now_ns) noexcept nogil:
@@ -355,9 +359,15 @@ cdef class ProduceWorker(PushTables):
         cdef grant_t* g
         cdef uint16_t flags = 0
         cdef int64_t end_offset = 0
+        cdef bint waits
         if result.error == 0 and not result.duplicate:
             self._commits += 1
             self._commit_bytes += r.length
+            # Where commits do not move the high watermark, readers are told when that moves, but
+            # followers that fetch now.
+            if kd_flag(&h.append_watched) and kd_flag_take(&h.append_watched):
+                h.append_news = 1
+                self._append_news = True
         elif result.error != 0 and result.error != COMMIT_DUPLICATE_SEQUENCE:
             self._errors += 1
         if r.data != NULL:
@@ -367,26 +377,19 @@ cdef class ProduceWorker(PushTables):
         if g == NULL or g.head != h:
             return
         g.pending -= 1
+        waits = (disk_holds(<CommitKernel> h.kernel) if g.leader_only
+                 else (<CommitKernel> h.kernel).c_holds())
         if result.duplicate or result.error == COMMIT_DUPLICATE_SEQUENCE:
             flags = ACK_FLAG_DUPLICATE
         if damaged:
             flags |= ACK_FLAG_REVOKED
         elif result.error == COMMIT_DUPLICATE_SEQUENCE:
             # It is in the log, at an offset that is not known: all that there is has to be let out.
-            if not g.leader_only and (<CommitKernel> h.kernel).c_holds():
+            if waits:
                 end_offset = (<CommitKernel> h.kernel).c_log_end()
         elif result.error == 0:
-            if not g.leader_only and (<CommitKernel> h.kernel).c_holds():
+            if waits:
                 end_offset = result.last_offset + 1
-            # Where the gate holds, readers are told when the high watermark moves, but followers
-            # now.
-            if kd_flag(&self._watched[g.file_id]) and kd_flag_take(&self._watched[g.file_id]):
-                if self._appended_count < BATCH:
-                    self._appended[self._appended_count] = g.file_id
-                    self._appended_count += 1
-                else:
-                    g.appended = 1
-                    self._more_appended = True
         self._stage(g, h.next_order, result.error, flags, result.batches, result.base_offset,
                     result.log_append_time)
         if end_offset:
@@ -404,6 +407,8 @@ cdef class ProduceWorker(PushTables):
             g = self._table[<uint16_t> file_id]
             if g != NULL and g.head == &head.h and g.dirty:
                 self._post_acks(g)
+        if head.h.held:     # they waited for marks, which may count no more
+            self._release_held()
         pthread_mutex_unlock(&self._lock)
         self._wake()
 
@@ -429,14 +434,12 @@ cdef class ProduceWorker(PushTables):
 
     cdef _end_gate_round(self, ProduceHead head):
         """The owner has answered `sync`; the lock is held."""
-        head.h.gate_asked = head.h.gate_untold = 0
+        head.h.gate_asked = head.h.disk_asked = head.h.gate_untold = 0
         if head.h.news == NEWS_TO_TELL:
             self._head_news = True
 
     cdef _report(self):
-        cdef int i
         cdef peer_t* peer
-        cdef grant_t* g
         cdef list cut = [], appended = [], heads = [], answered = [], gated = [], rings = []
         cdef list moved = []
         cdef ProduceHead head
@@ -451,16 +454,12 @@ cdef class ProduceWorker(PushTables):
                     if peer.link != NULL:
                         self._break_link(peer)
             self._cut_count = 0
-        for i in range(self._appended_count):
-            appended.append((self._appended[i],))
-        self._appended_count = 0
-        if self._more_appended:
-            self._more_appended = False
-            for file_id in self._grants:
-                g = self._table[<uint16_t> file_id]
-                if g != NULL and g.appended:
-                    g.appended = 0
-                    appended.append((file_id,))
+        if self._append_news:
+            self._append_news = False
+            for head in self._heads:
+                if head.h.append_news:
+                    head.h.append_news = 0
+                    appended.append((head,))
         if self._broker_answer_count or self._head_news or self._gate_news:
             self._head_news = self._gate_news = False
             for head in self._heads:
@@ -471,12 +470,17 @@ cdef class ProduceWorker(PushTables):
                     head.h.gate_untold = 0
                     gated.append((head,))
                 # A head ends for its producers once they have their acknowledgements.
-                if head.h.news == NEWS_TO_TELL and not head.h.gate_asked:
+                if head.h.news == NEWS_TO_TELL and not (
+                        head.h.gate_asked or head.h.disk_asked or head.h.held):
                     head.h.news = NO_NEWS
                     heads.append((head,))
         if self._push_news:
             rings, moved = self._news_of_pushing()
         pthread_mutex_unlock(&self._lock)
+        if self._neighbour_news:
+            self._neighbour_news = False
+            for other in self._neighbours:
+                (<PushTables> other)._wake_for_news()
         for callback, items in ((self.on_append, appended), (self.on_broker_requests, answered),
                                 (self.sync, gated), (self.on_moved, moved), (self.on_push, rings),
                                 (self.on_head, heads), (self.on_cut, cut)):
@@ -522,7 +526,7 @@ cdef class ProduceWorker(PushTables):
         self._drain_sends()
         if self._backlog:
             self._flush_backlog()
-        pthread_mutex_unlock(&self._lock)
+        self._unlock()
         return n if n > 0 else 1
 
     cdef void c_tend_heads(self) noexcept nogil:
@@ -548,8 +552,7 @@ cdef class ProduceWorker(PushTables):
 
     cdef _wake(self):
         """The worker has something to look at besides completions."""
-        if (self._kick or self._head_news or self._gate_news or self._broker_answer_count
-                or self._earliest_ns):
+        if self._kick or self._earliest_ns or self._has_news():
             self._recv_cq.wake()
 
     def _wake_for_news(self):
@@ -567,11 +570,12 @@ cdef class ProduceWorker(PushTables):
                 self._after_answers()
             if self._backlog:
                 self._flush_backlog()
-            pthread_mutex_unlock(&self._lock)
+            self._unlock()
 
     cdef bint _has_news(self) noexcept nogil:
-        return (self._cut_count > 0 or self._appended_count > 0 or self._head_news
-                or self._gate_news or self._broker_answer_count > 0 or self._push_news)
+        return (self._cut_count > 0 or self._append_news or self._head_news
+                or self._gate_news or self._broker_answer_count > 0 or self._push_news
+                or self._neighbour_news)
 
     def set_time(self, int64_t now_ns):
         """From now on this time counts instead of the machine's clock (a simulator's)."""
@@ -645,10 +649,6 @@ cdef class ProduceWorker(PushTables):
             self._recv_cq.wait(sleep_ms, 0)
             with nogil:
                 self.c_tend_sends()
-
-    def set_spin(self, int spin_us):
-        """Poll for so long before a sleep; 0: more threads than cores would."""
-        self._spin_ns = spin_us * 1000
 
     def reap(self):
         """Queue pairs were closed: poll the queues, for that is what lets go of them.  Nothing

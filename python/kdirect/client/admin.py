@@ -23,6 +23,7 @@ from kdirect.client.admin_values import (
     GroupInfo,
     Health,
     Reassignment,
+    ReplicaInfo,
     TopicInfo,
 )
 from kdirect.client.leader_requests import at_leaders, by_topic
@@ -66,6 +67,7 @@ __all__ = [
     "GroupInfo",
     "Health",
     "Reassignment",
+    "ReplicaInfo",
     "TopicInfo",
 ]
 
@@ -319,6 +321,15 @@ class Admin:
         default as any does."""
         return self._cluster.call(
             lambda: self._connection_of(broker), cluster_admin.describe_cluster
+        )
+
+    def describe_replicas(
+        self, broker: int, topics: Sequence[str] | None = None
+    ) -> dict[TopicPartition, ReplicaInfo]:
+        """How the replicas on one broker get their records; of all topics, or of those named."""
+        return self._cluster.call(
+            lambda: self._connection_of(broker),
+            partial(cluster_admin.describe_replicas, topics=topics),
         )
 
     def health(self) -> Health:

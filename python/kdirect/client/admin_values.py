@@ -63,6 +63,24 @@ class BrokerInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class ReplicaInfo:
+    """How a replica gets its records.  `feed`: "leads", "pushed" (its leader writes into its file),
+    "read" (it READs sealed segments of its leader), "fetched" (over TCP) or "stopped".  `transport`
+    is that of "pushed" and "read"; `reason` says why a replica is fetched or stopped, where the
+    broker knows."""
+
+    feed: str
+    transport: str
+    reason: str
+
+    def __str__(self) -> str:
+        if self.feed in ("pushed", "read"):
+            return f"{self.feed} over {self.transport}"
+        text = "fetched over TCP" if self.feed == "fetched" else self.feed
+        return f"{text}: {self.reason}" if self.reason else text
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterInfo:
     """What one broker knows of its cluster.  `controller` is a node id, -1 for none; `brokers` are
     those that run, in order of their ids."""

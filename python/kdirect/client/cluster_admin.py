@@ -8,11 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from kdirect.client.admin_values import BrokerInfo, ClusterInfo, Health, Reassignment
+from kdirect.client.admin_values import (
+    BrokerInfo,
+    ClusterInfo,
+    Health,
+    Reassignment,
+    ReplicaInfo,
+)
 from kdirect.client.leader_requests import by_topic
 from kdirect.errors import ConfigError, KdirectError
 from kdirect.format import protocol
 from kdirect.format.protocol import ErrorCode
+from kdirect.format.replica_fetch import Feed
+from kdirect.format.schema import build
 from kdirect.model import TopicPartition
 from kdirect.wire.broker_errors import broker_error
 from kdirect.wire.connection import Connection
@@ -40,6 +48,25 @@ def describe_cluster(connection: Connection) -> ClusterInfo:
         response.controller_id,
         tuple(sorted(brokers, key=lambda b: b.node_id)),
     )
+
+
+def describe_replicas(
+    connection: Connection, topics: Sequence[str] | None
+) -> dict[TopicPartition, ReplicaInfo]:
+    """See `Admin.describe_replicas`."""
+    names = None if topics is None else list(topics)
+    response = connection.request(build(protocol.DescribeReplicasRequest, topics=names))
+    if response.error_code:
+        raise broker_error(response.error_code, f"the replicas of {connection.peer}")
+    return {
+        TopicPartition(t.topic, x.partition): ReplicaInfo(_feed(x.feed), x.transport, x.reason)
+        for t in response.topics
+        for x in t.partitions
+    }
+
+
+def _feed(value: int) -> str:
+    return Feed(value).name.lower() if value in Feed._value2member_map_ else f"unknown ({value})"
 
 
 def elect_leaders(

@@ -119,14 +119,14 @@ class SharedConnections:
                 self._transports = Transports(self.settings, self.cluster, self.environment)
             return self._transports
 
-    def transport_to(self, tp: TopicPartition) -> str:
-        """The transport to the broker that leads `tp`; asks it once."""
-        return self.transports.name(tp)
+    def transport_to(self, tp: TopicPartition, *, closest: bool = False) -> str:
+        """See `Transports.name`."""
+        return self.transports.name(tp, closest=closest)
 
-    def channel(self, tp: TopicPartition, **sizes: int) -> Channel:
-        """A new queue pair to the broker that leads `tp`."""
+    def channel(self, tp: TopicPartition, *, closest: bool = False, **sizes: int) -> Channel:
+        """See `Transports.channel`."""
         self.check()
-        return self.transports.channel(tp, **sizes)
+        return self.transports.channel(tp, closest=closest, **sizes)
 
     def watermarks(
         self, tps: Iterable[TopicPartition], same: bool
@@ -239,15 +239,17 @@ class Handle:
         self.check()
         return self._shared.transports.first().reason
 
-    def transport_to(self, tp: TopicPartition) -> str:
-        """The transport to the broker that leads `tp`; asks it once."""
+    def transport_to(self, tp: TopicPartition, *, closest: bool = False) -> str:
+        """The transport to the broker that leads `tp`, or with `closest` to the one that it is read
+        at with `client.rack`; asks it once."""
         self.check()
-        return self._shared.transport_to(tp)
+        return self._shared.transport_to(tp, closest=closest)
 
-    def channel(self, tp: TopicPartition, **sizes: int) -> Channel:
-        """A new queue pair to the broker that leads `tp`."""
+    def channel(self, tp: TopicPartition, *, closest: bool = False, **sizes: int) -> Channel:
+        """A new queue pair to the broker that leads `tp`, or with `closest` to the one that it is
+        read at."""
         self.check()
-        return self._shared.channel(tp, **sizes)
+        return self._shared.channel(tp, closest=closest, **sizes)
 
     def messages(self, tp: TopicPartition, settings: Mapping[str, Any]) -> MessageConnection:
         """A new queue pair for requests in SENDs, to the broker that leads `tp`.  QueuePairError
@@ -269,7 +271,7 @@ class Handle:
         """(producer id, epoch) for an idempotent producer; None when the broker has none to
         give."""
 
-        def ask(connection: Connection) -> tuple[int, int] | None:
+        def ask(connection: Connection, left_ms: float) -> tuple[int, int] | None:
             if not connection.supports(INIT_PRODUCER_ID):
                 return None
             answer = connection.request(
@@ -278,13 +280,14 @@ class Handle:
                     transaction_timeout_ms=60_000,
                     producer_id=-1,
                     producer_epoch=-1,
-                )
+                ),
+                left_ms,
             )
             if answer.error_code:
                 raise broker_error(answer.error_code, "a new producer id")
             return answer.producer_id, answer.producer_epoch
 
-        return self.cluster.call(self.cluster.control_connection, ask)
+        return self.cluster.ask_any(ask)
 
     # -- topics and offsets ------------------------------------------------------------------------
 

@@ -40,6 +40,7 @@ from kdirect.client.arguments import (
 from kdirect.client.commits import Commits, OnCommit
 from kdirect.client.connections import Handle, open_handle
 from kdirect.client.group import OUT, STABLE, Membership
+from kdirect.client.group_owner import GroupOwner
 from kdirect.client.lost_broker import LOST
 from kdirect.client.message import Message
 from kdirect.client.reader import FIRST_WAIT_S, LONGEST_WAIT_S
@@ -58,9 +59,14 @@ from kdirect.options import CLIENT
 log = logging.getLogger("kdirect.client")
 
 # A poll that waits sleeps for one part in so many of the time since the last record, so that a
-# record comes later by that part at most.
+# record comes later by that part at most: for no longer than LONGEST_WAIT_S in the first second,
+# and then for one part in QUIET_SHARE, for no longer than QUIET_WAIT_S.
 PAUSE_SHARE = 4
+QUIET_SHARE = 200
+QUIET_WAIT_S = 0.02
 SLICE_MS = 100.0  # longest single wait, so that signals and rebalances are seen
+LOOK_EVERY = 64  # of so many polls without time that find nothing, one looks whether brokers hang
+COMMIT_AGAIN_S = 0.2  # while the coordinator is looked for
 TRIES = 3  # lost connections in a row before one is raised
 
 Rebalance = Callable[["Consumer", list[TopicPartition]], None]
@@ -74,27 +80,6 @@ def _forked() -> None:
 
 
 os.register_at_fork(after_in_child=_forked)
-
-
-class _GroupOwner:
-    """What the group's thread sees of a consumer: see `group.Owner`.  It holds the consumer weakly,
-    so that the thread ends with a consumer that nobody closes."""
-
-    def __init__(self, consumer: Consumer) -> None:
-        self._consumer = weakref.ref(consumer)
-
-    def activity(self) -> int:
-        consumer = self._consumer()
-        return consumer._activity() if consumer is not None else 0
-
-    def news(self) -> None:
-        consumer = self._consumer()
-        if consumer is not None:
-            consumer._attention = True
-
-    def clock(self, now: float) -> float:
-        consumer = self._consumer()
-        return consumer._look_at_clock(now) if consumer is not None else now + 1.0
 
 
 class Consumer:
@@ -120,7 +105,7 @@ class Consumer:
         self._environment = self._session.environment
         self._reading = Reading(self._session, self.settings)
         self._queue = self._reading.queue
-        self._group_owner = _GroupOwner(self)
+        self._group_owner = GroupOwner(self)
         self._membership: Membership | None = None
         self._commits: Commits | None = None  # of a consumer with a group
         if self.settings["group.id"]:
@@ -140,7 +125,7 @@ class Consumer:
         self._next_commit = self._next_metadata = float("inf")
         self._given: list[TopicPartition] | None = None  # by the group, and not read yet
         self._attention = False  # the next poll has more to do than to hand out a record
-        self._polls = 0
+        self._polls = self._idle_polls = 0
         self._spin_s = self.settings["poll.spin.us"] / 1e6
         self._empty_since: float | None = None  # no record since
         self._popped = 0  # by the queue, then
@@ -284,7 +269,10 @@ class Consumer:
                 if message is not None:
                     return message
                 if timeout == 0 and (alone := self._reading.alone) is not None and alone.idle:
-                    return None
+                    self._idle_polls += 1
+                    looks = self._idle_polls % LOOK_EVERY == 0
+                    if not (looks and self._session.cluster.has_several_brokers):
+                        return None
         return self._queue.pop() if self._wait(self._pull, timeout) else None
 
     def consume(self, num_messages: int = 1, timeout: float | None = None) -> list[Message]:
@@ -401,9 +389,9 @@ class Consumer:
             empty_s = now - self._empty_since
             spun = empty_s >= self._spin_s or not reading.reads
             if spun and now - began < LONGEST_WAIT_S:  # else it has waited already, over TCP
-                self._environment.sleep(
-                    min(max(FIRST_WAIT_S, empty_s / PAUSE_SHARE), LONGEST_WAIT_S, deadline - now)
-                )
+                longest = max(LONGEST_WAIT_S, min(empty_s / QUIET_SHARE, QUIET_WAIT_S))
+                pause = min(max(FIRST_WAIT_S, empty_s / PAUSE_SHARE), longest)
+                self._environment.sleep(min(pause, deadline - now))
                 now = self._environment.monotonic()
             began = now
 
@@ -567,6 +555,9 @@ class Consumer:
         if not self._commit_due:
             return
         self._commit_due = False
+        if self._membership is not None and not self._membership.is_reached():
+            self._next_commit = self._environment.monotonic() + COMMIT_AGAIN_S
+            return
         try:
             self.commit()
         except KdirectError as e:

@@ -28,6 +28,7 @@ from kdirect.client.slot_table cimport SlotTable
 from kdirect.format.chain cimport chain_t
 from kdirect.format.decode cimport ArrowDecoder
 
+from kdirect.client.tcp_kernel import whole_batches
 from kdirect.errors import FormatError, NotLeaderError, ProtocolError
 
 EMPTY = memoryview(b"")
@@ -81,6 +82,15 @@ cdef class Cursor:
     def reopen(self, int64_t offset):
         """Go on from `offset`."""
         self.next_offset = offset
+
+    @property
+    def last_epoch(self):
+        """The leader epoch of the last batch that was consumed, which ends at `next_offset`; -1:
+        that is not known."""
+        return -1
+
+    def follow(self, int epoch):
+        """The batch before `next_offset`, which was read elsewhere, is of this leader epoch."""
 
     cdef bint c_read(self, MessageQueue queue, ArrowDecoder decoder, double wait_ms,
                      bint reads_only) except -1:
@@ -193,6 +203,13 @@ cdef class DirectCursor(Cursor):
             return self.slot_index if stream.unread == 0 else -1
         return self.slot_index if stream.high_watermark <= self.next_offset else -1
 
+    @property
+    def last_epoch(self):
+        return self.stream.c_last_epoch()
+
+    def follow(self, int epoch):
+        self.stream.follow(epoch)
+
     def forgotten(self):
         """The fetcher reads the partition no more: whoever still holds the cursor gets nothing from
         it."""
@@ -272,27 +289,44 @@ cdef class DirectCursor(Cursor):
 cdef class TcpCursor(Cursor):
     """Takes the records of a partition from the answers to Fetch requests.
 
-    Its source calls `arrived` with whole batches.  It has `bring(cursor, wait_ms)`, which returns
-    whether more bytes are at hand then, or raises what is wrong with the partition, and
-    `consumed(cursor, n)`, which learns of bytes that are done with.
+    Its source calls `arrived` with whole batches and the leader epoch of the last one.  It has
+    `bring(cursor, wait_ms)`, which returns whether more bytes are at hand then, or raises what is
+    wrong with the partition, and `consumed(cursor, n)`, which learns of bytes that are done with.
     """
 
     cdef readonly object data           # whole batches that were fetched and not consumed
+    cdef object _whole                  # what arrived last, of which `data` is the rest
+    cdef int _epoch_before, _epoch      # of the batch before these, and of the last of them
     cdef object _source                 # weakly: a source holds its cursors
 
     def __init__(self, tp, int64_t next_offset, source, *, uint64_t max_batch_bytes):
         Cursor.__init__(self, tp, next_offset, max_batch_bytes=max_batch_bytes)
-        self.data = EMPTY
+        self.follow(-1)
         self._source = weakref.ref(source)
 
-    def arrived(self, data):
-        """`data`, a memoryview of whole batches, is at hand in place of what was."""
+    def arrived(self, data, int last_epoch=-1):
+        """`data`, a memoryview of whole batches, is at hand in place of what was.  `last_epoch`:
+        the leader epoch of the last one; -1: not known."""
+        if len(data):
+            self._epoch_before, self._epoch = self.last_epoch, last_epoch
+            self._whole = data
         self.data = data
+
+    @property
+    def last_epoch(self):
+        cdef Py_ssize_t left = len(self.data), consumed = len(self._whole) - left
+        if consumed <= 0:
+            return self._epoch_before
+        return self._epoch if left == 0 else whole_batches(self._whole[:consumed], 0)[4]
+
+    def follow(self, int epoch):
+        self._epoch_before = self._epoch = epoch
+        self.data = self._whole = EMPTY
 
     def reopen(self, int64_t offset):
         """Go on from `offset`; what is at hand is dropped."""
+        self.follow(self.last_epoch if offset == self.next_offset else -1)
         self.next_offset = offset
-        self.data = EMPTY
 
     cdef Py_ssize_t c_take(self, MessageQueue queue, ArrowDecoder decoder) except -1:
         cdef Py_buffer view

@@ -38,9 +38,10 @@ Target = tuple[TopicPartition, int, int]  # offset, id of the file that was read
 
 
 class DirectFetcher:
-    """Reads partitions that one broker leads over one channel; `epoch_of` tells their leader epochs
-    as far as these are known.  It has no lock: its owner's thread
-    uses it, or a thread that holds its owner's lock (`kdirect.wire.channel`).
+    """Reads partitions that one broker leads over one channel, or with `of_replica` those that it
+    only follows, too; `epoch_of` tells their leader epochs as far as these are known.  It has no
+    lock: its owner's thread uses it, or a thread that holds its owner's lock
+    (`kdirect.wire.channel`).
     """
 
     def __init__(
@@ -48,8 +49,11 @@ class DirectFetcher:
         channel: Channel,
         settings: Mapping[str, Any],
         epoch_of: Callable[[TopicPartition], int] = lambda tp: -1,
+        *,
+        of_replica: bool = False,
     ) -> None:
         self.channel = channel
+        self._of_replica = of_replica
         self._epoch_of = epoch_of
         self.access_requests = 0
         self._committed_only = settings["isolation.level"] == "read_committed"
@@ -135,11 +139,15 @@ class DirectFetcher:
                 targets.append((tp, offset, cursor.stream.file_id if cursor is not None else -1))
             self.access_requests += 1
             if self.besides is None:
-                return targets, self.channel.consume_access(targets, self._epoch_of)
-            channel, epoch_of = self.channel, self._epoch_of
+                return targets, self.channel.consume_access(
+                    targets, self._epoch_of, of_replica=self._of_replica
+                )
+            channel, epoch_of, of_replica = self.channel, self._epoch_of, self._of_replica
             self._asked = (
                 targets,
-                self.besides.spawn(lambda: channel.consume_access(targets, epoch_of)),
+                self.besides.spawn(
+                    lambda: channel.consume_access(targets, epoch_of, of_replica=of_replica)
+                ),
             )
             self._asked[1].wait(ANSWER_WAIT_S)
         targets, attempt = self._asked
@@ -189,6 +197,8 @@ class DirectFetcher:
                 " announced to be readable",
                 hint="broker and client are of different versions",
             )
+        if cursor.next_offset != offset:
+            stream.follow(-1)
         cursor.next_offset = offset
         cursor.segment_base_offset = grant.segment_base_offset
         cursor.has_data = grant.length != 0

@@ -49,6 +49,12 @@ log = logging.getLogger("kdirect.client")
 AHEAD_WITHIN_S = 5.0
 RELEASE_WAIT_MS = 500  # for the answer to a release; the broker acts on it all the same
 REFUSED_WAIT_MS = 1000  # for the answers to what was sent after a refused request
+MODES = {  # the values of rdma.produce
+    "exclusive": layout.PRODUCE_EXCLUSIVE,
+    "shared": layout.PRODUCE_SHARED,
+    "auto": layout.PRODUCE_AUTO,
+    "off": -1,
+}
 
 
 class Sending(enum.Enum):
@@ -61,6 +67,16 @@ class Sending(enum.Enum):
 
 # As names of the module, which are found faster than members of an enum: for each request.
 REQUEST_SENT, REQUEST_FULL = Sending.SENT, Sending.FULL
+
+
+class Sync(enum.Enum):
+    """Why a record that was sent by itself, to wait for its acknowledgement, has no offset."""
+
+    NOT_TAKEN = "not taken"
+    UNANSWERED = "unanswered"
+
+
+NOT_TAKEN, UNANSWERED = Sync.NOT_TAKEN, Sync.UNANSWERED
 
 
 class Answers(enum.Enum):

@@ -76,6 +76,9 @@ cdef class FileWriter(CreditRing):
     sent, and `acknowledged` of them were answered, with success or a refusal.  After a refusal
     nothing is sent until `take_refused`.  After a revocation nothing is sent any more, and
     `unacknowledged` returns the requests to repeat.
+    One request at a time is under way until the broker has acknowledged one of the identity's
+    producer id: it compares a first batch with nothing, so that another one might pass a first one
+    that is refused alone.
     `collect` appends to the list `outcomes`: (tag, base offset, None) for each request that was
     acknowledged with success and has a tag, in the order of the requests; see `send_buffer`.
     """
@@ -100,6 +103,10 @@ cdef class FileWriter(CreditRing):
     cdef readonly bint recalled                        # the broker wants the grant back
     cdef public bint compare_and_swap                  # reserve by COMPARE_AND_SWAP
     cdef public ProducerIdentity identity              # stamps what is sent; None: no idempotence
+    cdef uint64_t _granted_credits
+    cdef int64_t _met_id                               # the producer id that was sent last
+    cdef uint64_t _first_of_id                         # of another: its first request, or the next
+    cdef bint _meets                                   # no request of that one was acknowledged yet
     cdef readonly uint64_t failures                    # refused requests that were not taken yet
     cdef uint64_t _first_failure
     cdef readonly int64_t last_offset_base             # of the last acknowledged request
@@ -119,6 +126,8 @@ cdef class FileWriter(CreditRing):
         self.file_id = self._other_file = -1
         self.last_offset_base = -1
         self._ask_at = INT64_MAX
+        self._granted_credits = self.window
+        self._met_id = -1
 
     @property
     def ring_entries(self):
@@ -205,7 +214,9 @@ cdef class FileWriter(CreditRing):
         if self.shared:
             self._reservation.open(
                 file_id, <uint64_t> word_address, <uint32_t> word_rkey, position, length)
-        self.credits = min(self.window, <uint64_t> window) if window > 0 else self.window
+        self._granted_credits = (
+            min(self.window, <uint64_t> window) if window > 0 else self.window)
+        self.credits = 1 if self._meets else self._granted_credits
         self.desynchronised = False
         self._ask_at = INT64_MAX
         self._asks = False
@@ -314,6 +325,9 @@ cdef class FileWriter(CreditRing):
                 self.records_acknowledged += r.records
                 self.bytes_acknowledged += r.length
                 self.requests_acknowledged += 1
+                if self._meets and self.acknowledged >= self._first_of_id:
+                    self._meets = False
+                    self.credits = self._granted_credits
             self.c_return_credit()
             n += 1
         self.c_release()
@@ -344,6 +358,13 @@ cdef class FileWriter(CreditRing):
                 self._buffer.tagged and self.posted - self._buffer.collected >= self.window):
             return C_NO_ROOM_BUFFER
         return C_SENT if self._buffer.c_reserve(n, start) else C_NO_ROOM_BUFFER
+
+    cdef void _meet(self, int64_t producer_id) noexcept nogil:
+        """What is sent next is the first of this producer id."""
+        self._met_id = producer_id
+        self._first_of_id = self.posted
+        self._meets = True
+        self.credits = 1
 
     cdef int _reserve_shared(self, uint32_t length, uint64_t* position,
                              uint16_t* order) except -1:
@@ -415,6 +436,8 @@ cdef class FileWriter(CreditRing):
         if identity is not None:
             r.producer_id, r.epoch = identity.producer_id, identity.epoch
             r.sequence = identity.next_sequence
+            if r.producer_id != self._met_id:
+                self._meet(r.producer_id)
         r.large.data = r.key = NULL
         r.value_length = r.key_length = -1
         if value is not None:
@@ -506,6 +529,8 @@ cdef class FileWriter(CreditRing):
         cdef large_value_t none
         cdef int rc
         none.hole = 0
+        if stamped and identity.producer_id != self._met_id:
+            self._meet(identity.producer_id)
         with nogil:
             self._router.c_drain()
             rc = self.c_reserve(n, &start)

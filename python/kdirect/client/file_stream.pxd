@@ -1,5 +1,5 @@
 """Bytes of one granted file by READ: see file_stream.pyx."""
-from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
 from kdirect.client.slot_table cimport SlotTable
 from kdirect.format.chain cimport chain_t
@@ -28,6 +28,9 @@ cdef class FileStream:
     cdef uint32_t _rkey
     cdef readonly int64_t length           # bytes of the file that may be READ at all
     cdef readonly int64_t position         # of the byte at _lo
+    cdef int64_t _start                    # the position that the file was opened at
+    cdef int32_t _epoch_before             # of the last batch that was consumed before `_start`
+    cdef int32_t _epoch_here               # the same before `position`, while `_checked` > 0
     cdef readonly int64_t limit            # last readable position
     cdef readonly bint sealed
     # Where the last batch ends that may be read; past `limit` when the file has outgrown its grant.
@@ -46,6 +49,8 @@ cdef class FileStream:
     cdef int64_t c_whole(self) except -1
     cdef chain_t* c_chain(self) noexcept nogil
     cdef void c_consume(self, uint64_t n) noexcept nogil
+    cdef int32_t c_last_epoch(self) noexcept nogil
+    cdef int32_t _followed_epoch(self) noexcept nogil
     cdef object _here(self)
     cpdef bint take_slot(self, SlotTable slots, int index, bint committed_only) except -1
     cpdef bint look(self, SlotTable slots, int index, bint committed_only) except -1

@@ -25,7 +25,7 @@ from libc.string cimport memcpy, memmove
 from kdirect.client.read_work cimport (
     READ_FAILED, READS_AHEAD, c_read_pieces, check_location, raise_read)
 from kdirect.client.slot_table cimport SlotTable, slot_t
-from kdirect.format.batch cimport batch_info, parse_batch_header
+from kdirect.format.batch cimport BATCH_OK, batch_info, parse_batch_header
 from kdirect.format.chain cimport (
     CHAIN_OK, chain_error, chain_t, follow_batches, is_dense, start_chain)
 from kdirect.format.layout cimport (
@@ -37,6 +37,19 @@ from kdirect.errors import CorruptBatchError, ProtocolError
 
 cdef enum:
     FIRST_BUFFER_BYTES = 65536
+
+
+cdef int32_t last_epoch_of(const uint8_t* p, uint64_t n, int32_t before) noexcept nogil:
+    """The leader epoch of the last of the whole batches p[0, n) that has one; else `before`."""
+    cdef uint64_t at = 0
+    cdef batch_info info
+    while at < n:
+        if parse_batch_header(p + at, n - at, &info) != BATCH_OK or info.size > n - at:
+            break
+        if info.leader_epoch >= 0:
+            before = info.leader_epoch
+        at += info.size
+    return before
 
 
 cdef class FileStream:
@@ -61,6 +74,7 @@ cdef class FileStream:
         self._max_batch = max_batch_bytes
         self.read_size = self._min_read
         self.file_id = -1
+        self._epoch_before = -1
         self._in_place = in_place
 
     def open(self, location, int file_id, int64_t position, int64_t limit, bint sealed):
@@ -74,6 +88,7 @@ cdef class FileStream:
                                 f"of a file of {length} bytes",
                                 hint="broker and client are of different versions")
         check_location(self.name, address, rkey, length)
+        self._epoch_before = self.last_epoch
         self._close_view()
         if endpoint is not self._endpoint:
             self._free_buffer()             # it is registered where the other queue pair belongs
@@ -84,7 +99,7 @@ cdef class FileStream:
         self._address = <uint64_t> address
         self._rkey = <uint32_t> rkey
         self.length = length
-        self.position = position
+        self.position = self._start = position
         self.limit = self._committed = limit
         self.sealed = sealed
         self.outgrown = False
@@ -94,6 +109,29 @@ cdef class FileStream:
         start_chain(&self._chain)
         if self._in_place and length > 0:
             self._view = self._qp.view(self._address, length, self._rkey)
+
+    @property
+    def last_epoch(self):
+        """The leader epoch of the last batch that was consumed, also of files before; -1: none was,
+        or it is not known."""
+        return self.c_last_epoch()
+
+    cdef int32_t c_last_epoch(self) noexcept nogil:
+        if self.position == self._start:
+            return self._epoch_before
+        return self._epoch_here if self._checked else self._followed_epoch()
+
+    cdef int32_t _followed_epoch(self) noexcept nogil:
+        """Of the last batch that `_chain` has followed, be it consumed or not."""
+        if self._chain.next_offset <= self._chain.dense_from:
+            return self._chain.copied_epoch
+        return self._chain.least_epoch
+
+    def follow(self, int32_t epoch):
+        """What is read from here on follows a batch of leader epoch `epoch`, which was not read
+        here; -1: that is not known."""
+        self._start = self.position
+        self._epoch_before = self._epoch_here = epoch
 
     cdef _close_view(self):
         cdef RemoteView view = self._view
@@ -139,6 +177,8 @@ cdef class FileStream:
         cdef const uint8_t* p
         cdef int code
         if whole < n:
+            if whole == 0:
+                self._epoch_here = self.c_last_epoch()
             p = self.c_start()
             code = follow_batches(&self._chain, p, n,
                                   <uint64_t> (self._committed - self.position), &whole, &info)
@@ -158,6 +198,9 @@ cdef class FileStream:
     cdef void c_consume(self, uint64_t n) noexcept nogil:
         """The first `n` unread bytes, which follow the log as far as `_chain` says, are done with.
         `n` is within what is unread."""
+        if n < self._checked and self._epoch_here != self._followed_epoch():
+            # Rarely: a leader epoch ends in what was checked.
+            self._epoch_here = last_epoch_of(self.c_start(), n, self._epoch_here)
         self._checked -= min(n, self._checked)
         self._lo += n
         self.position += <int64_t> n
@@ -185,6 +228,12 @@ cdef class FileStream:
             parse_batch_header(self.c_start(), self._checked, &info)
             self._chain.next_offset = info.base_offset
             self._chain.least_epoch = min(self._chain.least_epoch, info.leader_epoch)
+            if self.position == self._start:
+                self._chain.copied_epoch = -1
+            elif info.base_offset <= self._chain.dense_from:
+                self._chain.copied_epoch = self._epoch_here
+            else:
+                self._chain.least_epoch = self._epoch_here
             self._checked = 0
         self._close_view()
         self._free_buffer()

@@ -48,12 +48,14 @@ from kdirect.errors import (
 from kdirect.format import protocol as p
 from kdirect.format.protocol import ErrorCode
 from kdirect.model import TopicPartition
+from kdirect.wire.attempt import Attempt
 from kdirect.wire.broker_errors import broker_error
 from kdirect.wire.cluster import Cluster
 from kdirect.wire.connection import Connection, Pending
 
 log = logging.getLogger("kdirect.client")
 
+AT_HAND_S = 0.05  # for a coordinator that answers at once
 OUT, JOINING, SYNCING, STABLE = "out", "joining", "syncing", "stable"
 
 _ELSEWHERE = frozenset((ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_NOT_AVAILABLE))
@@ -123,6 +125,7 @@ class Membership:
         self._subscribed = False  # between `join` and `leave`
         self._lock = threading.Lock()  # guards state, ids, flags and the connection, not requests
         self._connection: Connection | None = None
+        self._search: Attempt[Connection] | None = None  # while the coordinator is looked for
         self._pending: Pending | None = None
         self._pending_until = 0.0
         self._not_before = 0.0
@@ -348,6 +351,25 @@ class Membership:
             found = self._connection
         fresh.close()
         return found
+
+    def is_reached(self) -> bool:
+        """Is there a connection to the coordinator?  Where there is none it is looked for, and
+        nobody waits longer than a moment."""
+        with self._lock:
+            connection = self._connection
+        if connection is not None and not connection.closed:
+            return True
+        if self._search is None:
+            self._search = self._environment.spawn(self._to_coordinator)
+            self._search.wait(AT_HAND_S)
+        if not self._search.done:
+            return False
+        search, self._search = self._search, None
+        try:
+            return not search.result().closed
+        except KdirectError as e:
+            log.warning("group %s: its coordinator is looked for: %s", self.group_id, e)
+            return False
 
     def _drop(self) -> None:
         with self._lock:

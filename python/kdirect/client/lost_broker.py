@@ -79,6 +79,16 @@ def as_moved(cluster: Cluster, tp: TopicPartition, error: KdirectError) -> Kdire
     return error
 
 
+def as_left(cluster: Cluster, tp: TopicPartition, error: KdirectError) -> KdirectError:
+    """What the broker refused at which `tp` was read.  Where that was not the leader, the leader is
+    asked next, and what it says counts."""
+    if not cluster.leave_replica(tp):
+        return error
+    return NotLeaderError(
+        f"{error.message}; {tp} is read at its leader for a while", hint=error.hint
+    )
+
+
 def ask_leader(cluster: Cluster, *tps: TopicPartition) -> None:
     """Ask where these are led; what goes wrong is told when a leader is needed."""
     with contextlib.suppress(KdirectError):

@@ -118,10 +118,12 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class OpenFailed:
-    """The effect `Open` failed.  `final`: the session is closed, so no attempt will succeed."""
+    """The effect `Open` failed.  `final`: the session is closed, so no attempt will succeed.
+    `elsewhere`: the broker was lost, and another one may lead the partition soon."""
 
     error: KdirectError
     final: bool = False
+    elsewhere: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,9 +345,10 @@ class PartitionWriter:
         return ()
 
     def _open_failed(self, event: OpenFailed, now: float) -> Sequence[Effect]:
-        if has_moved(event.error) and not event.final:
+        if (has_moved(event.error) or event.elsewhere) and not event.final:
             self.state = State.LOST
             self._why, self._pause = event.error, FIRST_PAUSE_S
+            self._doubted = event.elsewhere
             self.retry_at = now + self._pause
             return ()
         self.state = State.IDLE

@@ -22,23 +22,26 @@ Callers hold one lock around every call.
 
 from __future__ import annotations
 
-import enum
 import logging
-from collections import deque
+from collections import Counter, deque
 from dataclasses import replace
 from typing import Any
 
 from kdirect.client.broker_link import BrokerLink, BrokerLinks
 from kdirect.client.direct_append import (
+    MODES,
+    NOT_TAKEN,
     RELEASE_WAIT_MS,
     REQUEST_FULL,
     REQUEST_SENT,
+    UNANSWERED,
     Answers,
     DirectAppender,
+    Sync,
 )
 from kdirect.client.direct_write import NO_ROOM_BUFFER, NO_ROOM_FILE, SENT, SENT_AND_ASK
 from kdirect.client.identities import Identities
-from kdirect.client.lost_broker import as_moved
+from kdirect.client.lost_broker import LOST, as_moved
 from kdirect.client.partition_writer import (
     Close,
     Closing,
@@ -76,6 +79,7 @@ from kdirect.client.silent_brokers import SilentBrokers
 from kdirect.client.written_partition import WrittenPartition, no_room
 from kdirect.errors import (
     AccessDeniedError,
+    BufferFullError,
     ClosedError,
     DeliveryError,
     KdirectError,
@@ -94,22 +98,6 @@ SYNC_WAIT_MS = 10  # for the acknowledgement of a record, with the producer's lo
 EXCLUSIVE_WAIT_S = 1.0  # for an exclusive holder that is about to leave, or was lost
 # As names of the module, which are found faster than members of an enum: for each record over TCP.
 IDLE, OVER_RDMA = State.IDLE, (State.DIRECT, State.LEAVING)
-MODES = {
-    "exclusive": layout.PRODUCE_EXCLUSIVE,
-    "shared": layout.PRODUCE_SHARED,
-    "auto": layout.PRODUCE_AUTO,
-    "off": -1,
-}
-
-
-class Sync(enum.Enum):
-    """Why `record_sync` has no offset for its record."""
-
-    NOT_TAKEN = "not taken"
-    UNANSWERED = "unanswered"
-
-
-NOT_TAKEN, UNANSWERED = Sync.NOT_TAKEN, Sync.UNANSWERED
 
 # Of a request that was sent with a tag: this; the offset of its first record, or -1; the error.
 Outcome = tuple[Any, int, DeliveryError | None]
@@ -134,7 +122,7 @@ class ProduceDriver:
         self._rdma: dict[TopicPartition, bool] = {}  # whether the leader was reached by RDMA
         self._identities = Identities(session, settings)
         self._outcomes: list[Outcome] = []  # appenders hold this very list
-        self._retired: dict[str, int] = {}  # what appenders that have ended had counted
+        self._retired = Counter[str]()  # what appenders that have ended had counted
         self._silent = SilentBrokers(session.environment, session.cluster, self.links)
         self._closed = False
 
@@ -147,12 +135,16 @@ class ProduceDriver:
         records: int,
         tag: Any = None,
         room_ms: float | None = None,
+        *,
+        patient: bool = True,
     ) -> None:
         """Send one request of whole batches, through whatever it takes.  Waits for room, not for
         the answer: BufferFullError when there is none within `room_ms` (None: the delivery
-        timeout).  DeliveryError when the request can never be taken.  Neither has an outcome."""
+        timeout), or, if not `patient`, as soon as the partition cannot be written for now.
+        DeliveryError when the request can never be taken.  Neither has an outcome."""
         waits_ms = self.timeout_ms if room_ms is None else room_ms
         deadline = self._monotonic() + waits_ms / 1000
+        until_written = deadline if patient else 0.0
         p = self._partitions.get(tp) or self._add(tp)
         writer = p.writer
         while True:
@@ -164,16 +156,19 @@ class ProduceDriver:
                 self._feed(p, DirectWanted())
             appender = p.appender
             if appender is None:
-                self._make_way(p, deadline)
+                self._make_way(p, until_written)
                 continue
-            if writer.backlog and not self._resend(p, deadline):
-                self._require_time(tp, deadline)
+            if writer.backlog and not self._resend(p, until_written):
+                self._require_time(tp, until_written)
                 continue
-            sending = appender.submit(data, records, tag, deadline)
+            if isinstance(appender, RequestAppender):
+                sending = appender.submit(data, records, tag, deadline, patient=patient)
+            else:
+                sending = appender.submit(data, records, tag, deadline)
             if sending is REQUEST_SENT:
                 return
             if sending is REQUEST_FULL:
-                raise no_room(tp)
+                raise self._no_room(tp)
             self._recover(p)
 
     def try_record(
@@ -209,7 +204,7 @@ class ProduceDriver:
                 if not writer.wait_acknowledged(quarter, room_ms):
                     return False
             except TimedOutError:
-                raise no_room(tp, room_ms) from None
+                raise self._no_room(tp, room_ms) from None
         return True
 
     def record_sync(
@@ -257,7 +252,7 @@ class ProduceDriver:
                 self._require_time(p.tp, deadline, p.writer.why)
                 self._wait_for_attempt(p, deadline)
         elif self._closed:
-            raise _closed()
+            raise ClosedError("the producer is closed", hint="make a new one")
         elif p.writer.state in (State.OPENING, State.REOPENING):
             raise no_room(p.tp)  # this thread opens the way, and has come back in a signal handler
         else:
@@ -280,6 +275,12 @@ class ProduceDriver:
         p = self._partitions[tp] = WrittenPartition(tp, writer)
         return p
 
+    def _no_room(self, tp: TopicPartition, waited_ms: float | None = None) -> BufferFullError:
+        """What is under way is given up, where nothing is answered any more."""
+        if self._partitions[tp].is_silent(self._monotonic(), self.timeout_ms / 1000):
+            self.expire(tp)
+        return no_room(tp, waited_ms)
+
     def _require_time(self, tp: TopicPartition, deadline: float, why: Any = None) -> None:
         if self._monotonic() >= deadline:
             raise no_room(tp) from why
@@ -297,7 +298,7 @@ class ProduceDriver:
                 self._recover(p)
             elif p.writer.backlog or p.writer.state is State.LEAVING:
                 self._feed(p, Looked(answered=not p.in_flight))
-        if self._monotonic() >= self._silent.next_look:
+        if self._silent.next_look and self._monotonic() >= self._silent.next_look:
             for p, silent, p.link in self._silent.moved(list(self._partitions.values())):
                 log.warning("%s: its broker is silent, and another one leads it", p.tp)
                 self._drop(silent)
@@ -309,6 +310,11 @@ class ProduceDriver:
     def in_flight(self) -> int:
         """Records sent and not answered."""
         return sum(p.in_flight for p in self._partitions.values())
+
+    @property
+    def unsent(self) -> bool:
+        """Is there a request that goes on its way only when somebody looks for outcomes?"""
+        return any(p.unsent for p in self._partitions.values())
 
     def wait_answered(self, timeout_ms: float) -> bool:
         """Wait until everything sent is answered, at most about `timeout_ms`; True when it is.
@@ -361,11 +367,8 @@ class ProduceDriver:
             errors = self.errors[:]
             self.errors.clear()
             if len(errors) > 1:
-                log.error(
-                    "%d more requests failed: %s",
-                    len(errors) - 1,
-                    "; ".join(map(str, errors[1:10])),
-                )
+                others = "; ".join(map(str, errors[1:10]))
+                log.error("%d more requests failed: %s", len(errors) - 1, others)
             raise errors[0]
 
     # -- ways --------------------------------------------------------------------------------------
@@ -553,6 +556,7 @@ class ProduceDriver:
             if over_rdma:
                 appender = self._open_direct(p, timeout_ms)
                 if appender is not None:
+                    self._silent.watch()
                     p.appender, p.link = appender, appender.link
                     return Opened(Way.DIRECT)
             two_sided = self.settings["produce.path"] == "send" and self.has_rdma(p.tp)
@@ -570,7 +574,9 @@ class ProduceDriver:
         except KdirectError as e:
             closed = self.session.closed
             error = e if closed else as_moved(self.session.cluster, p.tp, e)
-            return OpenFailed(error, closed)
+            patient = timeout_ms is None or not isinstance(e, TimedOutError)
+            lost = patient and isinstance(e, LOST) and self.session.cluster.has_several_brokers
+            return OpenFailed(error, closed, lost)
 
     def _open_direct(self, p: WrittenPartition, timeout_ms: float | None) -> DirectAppender | None:
         """Access to `p`, or None when TCP has to do for now: it is refused, or the way is lost (for
@@ -581,7 +587,7 @@ class ProduceDriver:
         exclusive_until = self._monotonic() + min(EXCLUSIVE_WAIT_S, most)
         while True:
             if self._closed:  # by this thread, in a signal handler
-                raise _closed()
+                raise ClosedError("the producer is closed", hint="make a new one")
             link = p.link = self.links.to_leader(p.tp)
             if link.broken:
                 self._drop(link)
@@ -614,8 +620,7 @@ class ProduceDriver:
     def _close_appender(self, p: WrittenPartition) -> None:
         appender, p.appender = p.appender, None
         if appender is not None:
-            for name, value in appender.statistics().items():
-                self._retired[name] = self._retired.get(name, 0) + value
+            self._retired.update(appender.statistics())
             appender.close()
 
     def _drop(self, link: BrokerLink) -> None:
@@ -686,15 +691,9 @@ class ProduceDriver:
             self._feed(p, Closing(returned, error))
 
     def statistics(self) -> dict[str, int]:
-        """Records and bytes acknowledged, by way: `rdma_records`, `rdma_bytes`, `rdma_requests`,
-        `tcp_records`, `tcp_bytes`, `tcp_requests`, and `send_...` for those in SENDs."""
-        out = dict(self._retired)
+        """Acknowledged, by way: `rdma_records`, `rdma_bytes`, `rdma_requests`; `tcp_`, `send_`."""
+        out = Counter(self._retired)
         for p in self._partitions.values():
             if p.appender is not None:
-                for name, value in p.appender.statistics().items():
-                    out[name] = out.get(name, 0) + value
-        return out
-
-
-def _closed() -> ClosedError:
-    return ClosedError("the producer is closed", hint="make a new one")
+                out.update(p.appender.statistics())
+        return dict(out)

@@ -14,7 +14,7 @@ matter:
   over, or, over TCP, as soon as the producer's thread runs.
 - Records of one partition leave in the order of the calls, whichever way they go.
 - `produce` blocks for max.block.ms when there is no room, then raises BufferFullError, which is a
-  BufferError.
+  BufferError.  While a partition cannot be written for now, the room is that in buffer.memory.
 - No failure is silent: it goes to the record's callback or future, and where the record has none,
   `flush` and `close` raise it.
 - A producer belongs to the process that made it: in a forked child every call is a ClosedError.
@@ -45,10 +45,11 @@ from kdirect.client.deliveries import (
     OnDelivery,
     Sent,
 )
+from kdirect.client.direct_append import UNANSWERED, Sync
 from kdirect.client.gather import as_bytes
 from kdirect.client.linger_thread import FIRST_PAUSE_S, send_what_lingers
 from kdirect.client.partitioner import Keys
-from kdirect.client.produce_driver import UNANSWERED, ProduceDriver, Sync
+from kdirect.client.produce_driver import ProduceDriver
 from kdirect.client.run_partition import RECORD_OVERHEAD, RunPartitions
 from kdirect.client.send_columns import ColumnEncoder
 from kdirect.client.topics import Topics
@@ -295,6 +296,8 @@ class Producer:
             now = timestamp if timestamp is not None else self._time_ms()
             for tp, columns in self._columns.split(data, topic):
                 self._send_columns(tp, columns, now, on_delivery)
+            if self._driver.unsent:
+                self._wake_thread(sent=True)
         self._resolve_futures()
         return int(data.num_rows)
 
@@ -389,7 +392,7 @@ class Producer:
         self._held += size
         self._open[tp] = gathering
         if filled >= self._batch_bytes or at_once:
-            self._send_batches(gathering, float(self._block_ms))
+            self._send_batches(gathering, float(self._block_ms), patient=False)
             self._wake_thread(sent=True)
         else:
             self._wake_thread()
@@ -402,9 +405,9 @@ class Producer:
                 return False  # the broker is away: the record is kept for it
             raise
 
-    def _send_batches(self, gathering: Gathering, room_ms: float) -> bool:
+    def _send_batches(self, gathering: Gathering, room_ms: float, *, patient: bool = True) -> bool:
         """Hand a partition's batches to its path, in order; False when there is no room for one
-        within `room_ms`."""
+        within `room_ms`, or as `ProduceDriver.send` if not `patient`."""
         gathering.close_batch()
         full = gathering.full
         while full:
@@ -418,7 +421,7 @@ class Producer:
                         hint="the broker is down or overloaded; raise delivery.timeout.ms to wait"
                         " longer",
                     )
-                self._driver.send(sent.tp, sent.data, sent.records, sent, room_ms)
+                self._driver.send(sent.tp, sent.data, sent.records, sent, room_ms, patient=patient)
                 gathering.why = None
             except BufferFullError as e:
                 gathering.why = e.__cause__ or gathering.why
@@ -521,11 +524,12 @@ class Producer:
                 else:
                     due = min(due, gathering.due)
             moved = self._take_outcomes()
-            if not self._open and not self._sent:
+            busy = bool(self._sent) or stuck or self._driver.unsent
+            if not self._open and not busy:
                 self._thread_state = IDLE
                 return None
-            self._thread_state = BUSY if self._sent or stuck else LINGERING
-            if self._sent or stuck:
+            self._thread_state = BUSY if busy else LINGERING
+            if busy:
                 due = min(due, now + (FIRST_PAUSE_S if moved else pause))
             return max(0.0, due - self._monotonic())
 

@@ -33,7 +33,7 @@ class ProducingSession(Protocol):
     def transport_to(self, tp: TopicPartition) -> str:
         """The transport to the leader of `tp`: `verbs`, `shm` or `tcp`."""
 
-    def channel(self, tp: TopicPartition, **sizes: int) -> Channel:
+    def channel(self, tp: TopicPartition, *, receives: int, sends: int) -> Channel:
         """A new queue pair to the leader of `tp`."""
 
     def messages(self, tp: TopicPartition, settings: Mapping[str, Any]) -> MessageConnection:

@@ -24,7 +24,7 @@ from typing import Any, Protocol
 
 from kdirect.client.cursor import Cursor
 from kdirect.client.direct import DirectFetcher
-from kdirect.client.lost_broker import CONNECT_MS_BESIDES, LOST, ask_leader
+from kdirect.client.lost_broker import CONNECT_MS_BESIDES, LOST, as_left, ask_leader
 from kdirect.errors import (
     AccessDeniedError,
     BrokerError,
@@ -51,11 +51,12 @@ class ReadConnections(Protocol):
     def cluster(self) -> Cluster:
         """Who leads what, and connections."""
 
-    def transport_to(self, tp: TopicPartition) -> str:
-        """The transport to the leader of `tp`."""
+    def transport_to(self, tp: TopicPartition, *, closest: bool = False) -> str:
+        """The transport to the leader of `tp`; with `closest` to the broker that it is read at."""
 
-    def channel(self, tp: TopicPartition) -> Channel:
-        """A new queue pair to the leader of `tp`."""
+    def channel(self, tp: TopicPartition, *, closest: bool = False) -> Channel:
+        """A new queue pair to the leader of `tp`; with `closest` to the broker that it is read
+        at."""
 
 
 class TcpSource(Protocol):
@@ -66,6 +67,9 @@ class TcpSource(Protocol):
 
     def cursor(self, tp: TopicPartition) -> Cursor | None:
         """The cursor of a partition that is read."""
+
+    def follow(self, tp: TopicPartition, epoch: int) -> None:
+        """Before what is read of `tp`, which was just assigned, is a batch of this leader epoch."""
 
     def release(self, tps: Iterable[TopicPartition]) -> None:
         """Stop reading these, as far as they are read."""
@@ -93,16 +97,20 @@ class Entered:
 
 class DirectPaths:
     """A fetcher for each broker.  With `besides` no caller waits long for one broker while others
-    are read: see `DirectFetcher`."""
+    are read: see `DirectFetcher`.  With `closest` partitions are read at replicas of `client.rack`
+    (`kdirect.wire.closest`), else at their leaders."""
 
     def __init__(
         self,
         connections: ReadConnections,
         settings: Mapping[str, Any],
         besides: Environment | None = None,
+        *,
+        closest: bool = False,
     ) -> None:
         self._connections = connections
         self._besides = besides
+        self._closest = closest
         self._others = False  # are partitions read over TCP, too?
         self._settings = settings
         self._tcp_only = settings["transport"] == "tcp"
@@ -145,13 +153,13 @@ class DirectPaths:
         """`tps`, grouped by their leaders; those that have none go over TCP, where they are waited
         for."""
         cluster = self._connections.cluster
-        found, failed = cluster.leaders(tps)
+        found, failed = cluster.leaders(tps, closest=self._closest)
         unknown = [tp for tp, e in failed.items() if isinstance(e, UnknownTopicError)]
         if unknown:
             # What is known of a topic may be older than its newest partitions.
             for topic in {tp.topic for tp in unknown}:
                 cluster.forget(topic)
-            again, failed_again = cluster.leaders(unknown)
+            again, failed_again = cluster.leaders(unknown, closest=self._closest)
             failed.update(failed_again)
             for node, those in again.items():
                 found.setdefault(node, []).extend(those)
@@ -198,7 +206,7 @@ class DirectPaths:
         except AccessDeniedError as e:
             out.over_tcp[tp] = e
         except KdirectError as e:
-            out.refused[tp] = e
+            out.refused[tp] = as_left(self._connections.cluster, tp, e)
 
     def _sort(
         self,
@@ -216,7 +224,7 @@ class DirectPaths:
             elif isinstance(error, AccessDeniedError):
                 out.over_tcp[tp] = error
             else:
-                out.refused[tp] = error
+                out.refused[tp] = as_left(self._connections.cluster, tp, error)
 
     def _move_home(self, tp: TopicPartition, fetcher: DirectFetcher) -> None:
         """`fetcher` reads `tp`, which another broker may have led until now."""
@@ -227,19 +235,19 @@ class DirectPaths:
 
     def _fetcher(self, tp: TopicPartition) -> DirectFetcher | None:
         """The fetcher of the broker that leads `tp`; None where only TCP leads there."""
-        connections = self._connections
+        connections, closest = self._connections, self._closest
         if self._fetchers:
-            connections.cluster.connection_for(tp, timeout_ms=CONNECT_MS_BESIDES)
-        if connections.transport_to(tp) == "tcp":
+            connections.cluster.connection_for(tp, timeout_ms=CONNECT_MS_BESIDES, closest=closest)
+        if connections.transport_to(tp, closest=closest) == "tcp":
             return None
-        address = connections.cluster.leader_address(tp)
+        address = connections.cluster.leader_address(tp, closest=closest)
         fetcher = self._fetchers.get(address)
         if fetcher is None or fetcher.channel.closed:
             if fetcher is not None:
                 fetcher.close()
                 del self._fetchers[address]
             try:
-                channel = connections.channel(tp)
+                channel = connections.channel(tp, closest=closest)
             except TransportError as e:
                 # A READ over this transport was proven before: the broker goes, or comes back.
                 raise QueuePairError(
@@ -253,12 +261,15 @@ class DirectPaths:
             if fetcher is not None:
                 fetcher.close()
             epoch_of = connections.cluster.leader_epoch
-            fetcher = self._fetchers[address] = DirectFetcher(channel, self._settings, epoch_of)
+            of_replica = closest and connections.cluster.rack is not None
+            fetcher = DirectFetcher(channel, self._settings, epoch_of, of_replica=of_replica)
+            self._fetchers[address] = fetcher
             self._count_brokers()
         return fetcher
 
     def moved(self) -> list[DirectFetcher]:
-        """The fetchers of brokers that lead some of their partitions no more, as far as others say.
+        """The fetchers of brokers that some of their partitions are to be read at no more, for
+        others lead them, or replicas of the rack come and go, as far as brokers say.
 
         Where there are several brokers, they are asked every NEWS_EVERY_S, and nobody waits: the
         slots of a broker that is stopped stay as they are."""
@@ -271,7 +282,10 @@ class DirectPaths:
             return [
                 fetcher
                 for address, fetcher in self._fetchers.items()
-                if any(known(tp) not in (None, address) for tp in fetcher.partitions)
+                if any(
+                    known(tp, closest=self._closest) not in (None, address)
+                    for tp in fetcher.partitions
+                )
             ]
         now = cluster.environment.monotonic()
         if now >= self._next_news:
@@ -363,7 +377,7 @@ class ReadPaths:
         open_tcp: Callable[[], TcpSource],
         besides: Environment | None = None,
     ) -> None:
-        self.direct = DirectPaths(connections, settings, besides)
+        self.direct = DirectPaths(connections, settings, besides, closest=True)
         self.tcp: Any = None  # a TcpSource, once it was needed
         self.second_best: set[TopicPartition] = set()  # over TCP, but perhaps not for ever
         self._open_tcp = open_tcp
@@ -403,6 +417,14 @@ class ReadPaths:
         if fetcher is not None:
             return fetcher.cursor(tp)
         return self.tcp.cursor(tp) if self.tcp is not None else None
+
+    def follow(self, tp: TopicPartition, epoch: int) -> None:
+        """`tp`, which was just entered, is read on after a batch of this leader epoch."""
+        fetcher = self.direct.fetcher_of(tp)
+        if fetcher is not None:
+            fetcher.cursor(tp).follow(epoch)
+        elif self.tcp is not None:
+            self.tcp.follow(tp, epoch)
 
     def release(self, tps: Iterable[TopicPartition]) -> None:
         """Stop reading these."""

@@ -17,9 +17,10 @@ from typing import Any, NamedTuple, Protocol
 import pyarrow as pa
 
 from kdirect.client.cursor import Cursor, DirectCursor
-from kdirect.client.lost_broker import as_moved, has_moved, look_again
+from kdirect.client.lost_broker import as_left, as_moved, has_moved, look_again
 from kdirect.client.read_paths import ReadConnections, ReadPaths
 from kdirect.client.tcp_fetch import SinglePartition
+from kdirect.client.truncation import ReadEpochs
 from kdirect.errors import (
     AccessDeniedError,
     BrokerError,
@@ -27,6 +28,7 @@ from kdirect.errors import (
     ClosedError,
     KdirectError,
     NotLeaderError,
+    OffsetOutOfRangeError,
     ProtocolError,
     QueuePairError,
     TimedOutError,
@@ -43,6 +45,7 @@ FIRST_WAIT_S = 50e-6
 LONGEST_WAIT_S = 5e-3
 FETCH_WAIT_MS = 100
 MOVED_WAIT_S = 0.02  # between two looks where the partition is led
+REPLICA_PATIENCE_S = 1.0  # without progress, before it is asked where the partition is read
 TRIES = 3  # lost connections without a record in between before one is raised
 DEFAULT_TARGET_ROWS = 1 << 16
 DEFAULT_TARGET_BYTES = 4 << 20
@@ -183,6 +186,7 @@ class Reader:
         self._next_offset = start_offset
         self._place: Place | None = None
         self._topic_id: str | None = None  # of the topic that is read
+        self._epochs = ReadEpochs(session.cluster)
         self._before: dict[str, int] = {}
         self._totals: dict[str, int] = {}
 
@@ -245,7 +249,11 @@ class Reader:
                 AccessDeniedError,
                 BrokerError,
                 NotLeaderError,
-            ) as e:
+                OffsetOutOfRangeError,
+            ) as error:
+                e = as_left(self._session.cluster, self.tp, error)
+                if isinstance(e, OffsetOutOfRangeError):
+                    raise
                 if has_moved(e):
                     # Over TCP this has been tried for request.timeout.ms (`tcp_fetch`).
                     if self._session.closed or (place is not None and not self._reads()):
@@ -272,6 +280,8 @@ class Reader:
                 continue
             if (now() - last_progress) * 1000 > self._timeout_ms:
                 raise self._not_there(decoder.next_offset)
+            if now() - last_progress > REPLICA_PATIENCE_S and self._is_elsewhere():
+                self._leave()
             if self._reads():
                 self._environment.sleep(pause)
                 pause = min(pause * 2, LONGEST_WAIT_S)
@@ -295,11 +305,22 @@ class Reader:
                 raise
             cursor = paths.cursor(self.tp)
             assert cursor is not None
+            if (epoch := self._epochs.before(self.tp, offset)) >= 0:
+                paths.follow(self.tp, epoch)
             place = Place(paths, cursor)
         self._topic_id = session.cluster.topic_id(self.tp.topic)
         self._place = place
         self._before = place.paths.statistics()
+        for error in self._epochs.check({self.tp: offset}).values():
+            self._leave()
+            raise error
         return place
+
+    def _is_elsewhere(self) -> bool:
+        """Is the range to be read at another broker than it is, which has nothing more of it?"""
+        if self._session.cluster.leave_replica(self.tp):
+            return True
+        return self._place is not None and bool(self._place.paths.direct.moved())
 
     def _find_leader(self, why: KdirectError) -> None:
         """Another broker leads the partition, or its leader is not ready: read there next."""
@@ -314,12 +335,18 @@ class Reader:
         place, self._place = self._place, None
         self._before = {}
         if place is not None:
+            self._epochs.note(place.cursor)
             place.paths.close()
 
     def _reopen(self, offset: int, why: KdirectError) -> None:
         log.warning("%s: connection lost (%s); reading on from offset %d", self.tp, why, offset)
         self._leave()
-        self._open(offset)
+        try:
+            self._open(offset)
+        except KdirectError as e:
+            if not has_moved(as_left(self._session.cluster, self.tp, e)):
+                raise
+            log.debug("%s is entered again in a moment: %s", self.tp, e)
 
     def _reads(self) -> bool:
         """Do READs bring the bytes?"""

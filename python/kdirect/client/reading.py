@@ -36,17 +36,18 @@ import pyarrow as pa
 from kdirect.client.cursor import Cursor, DirectCursor, TcpCursor
 from kdirect.client.direct import DirectFetcher
 from kdirect.client.lost_broker import (
-    CONNECT_MS_BESIDES,
     LOST,
     LostPartitions,
+    as_left,
     as_moved,
     has_moved,
     look_again,
 )
 from kdirect.client.message import Message, MessageQueue
 from kdirect.client.read_paths import ReadPaths
-from kdirect.client.starting_offsets import OffsetLookup, resolve
+from kdirect.client.starting_offsets import OffsetLookup, resolve, resolve_reached
 from kdirect.client.tcp_multi_fetch import TcpRound
+from kdirect.client.truncation import ReadEpochs
 from kdirect.errors import (
     AccessDeniedError,
     ConfigError,
@@ -93,6 +94,7 @@ class Reading:
         self._cursors: dict[TopicPartition, Cursor] = {}
         self._stale: set[TopicPartition] = set()  # to be entered where their cursors are
         self._lost = LostPartitions(session.environment)  # of those: their broker is looked for
+        self._epochs = ReadEpochs(session.cluster)
         self._topic_ids: dict[str, str] = {}  # of topics whose partitions were entered
         self._held: dict[TopicPartition, MessageQueue] = {}
         self._held_again: list[TopicPartition] = []  # of `_held`, those that were resumed
@@ -150,6 +152,7 @@ class Reading:
             self.failed.pop(tp, None)
             self._stale.discard(tp)
             self._lost.discard(tp)
+            self._epochs.forget(tp)
         self.paths.release(tps)
         self._forget_closed()
 
@@ -214,26 +217,9 @@ class Reading:
     def _resolve_reached(
         self, offsets: Mapping[TopicPartition, int]
     ) -> tuple[dict[TopicPartition, int], dict[TopicPartition, KdirectError]]:
-        """`resolve`; of several brokers, partitions of those that are lost keep their -1 and -2,
-        and are told with the error."""
-        wanted = [tp for tp, o in offsets.items() if o in (LATEST_OFFSET, EARLIEST_OFFSET)]
-        out = dict(offsets)
-        lost: dict[TopicPartition, KdirectError] = {}
-        if not wanted:
-            return self.resolve(offsets), {}
-        cluster = self._session.cluster
-        groups, _ = cluster.leaders(wanted)
-        if len(groups) < 2 and not any(tp not in self._lost for tp in self._cursors):
-            return self.resolve(offsets), {}
-        for tps in groups.values():
-            try:
-                cluster.connection_for(tps[0], timeout_ms=CONNECT_MS_BESIDES)
-            except LOST as e:
-                lost.update(dict.fromkeys(tps, e))
-        if len(lost) == len(out) and not any(tp not in self._lost for tp in self._cursors):
-            raise next(iter(lost.values()))
-        out.update(self.resolve({tp: o for tp, o in offsets.items() if tp not in lost}))
-        return out, lost
+        """See `starting_offsets.resolve_reached`."""
+        others = any(tp not in self._lost for tp in self._cursors)
+        return resolve_reached(self._session, offsets, others)
 
     def _resolve_entered(self, wanted: dict[TopicPartition, int]) -> dict[TopicPartition, int]:
         """`wanted` with numbers for -1 and -2, without the partitions that have none now."""
@@ -286,6 +272,7 @@ class Reading:
     def _move(self, tp: TopicPartition, offset: int) -> None:
         self._drop_messages(tp)
         self.alone = None
+        self._epochs.forget(tp)
         self._cursors[tp] = Cursor(tp, offset)
         self.failed.pop(tp, None)
         self._stale.add(tp)
@@ -309,8 +296,13 @@ class Reading:
     def _lose(
         self, tps: Iterable[TopicPartition], error: KdirectError, after_s: float = 0.0
     ) -> None:
-        """The broker that leads these is lost: look for it.  Raises ClosedError at the session's
-        end."""
+        """The broker of these is lost: look for it, or for the leader if that is another one.
+        Raises ClosedError at the session's end."""
+        for tp in (tps := list(tps)):
+            self._session.cluster.leave_replica(tp)
+        self._seek_broker(tps, error, after_s)
+
+    def _seek_broker(self, tps: list[TopicPartition], error: KdirectError, after_s: float) -> None:
         new = {tp for tp in tps if tp in self._cursors and tp not in self._lost}
         for tp in new:
             self._wait(tp)
@@ -373,6 +365,7 @@ class Reading:
     def _wait(self, tp: TopicPartition) -> None:
         """`tp` has no path: it waits at its offset to be entered again."""
         self.alone = None
+        self._epochs.note(self._cursors[tp])
         self._cursors[tp] = Cursor(tp, self._cursors[tp].next_offset)
         if tp not in self.failed:
             self._stale.add(tp)
@@ -390,8 +383,12 @@ class Reading:
                 return
             if min(wanted.values()) < 0:
                 wanted = self._resolve_entered(wanted)
+            for tp in wanted:  # one that has a path may get another
+                self._epochs.note(self._cursors[tp])
             entered = self.paths.enter(wanted)
             refused, lost = entered.refused, entered.lost
+            without = refused.keys() | lost.keys() | entered.asked
+            refused.update(self._epochs.check({tp: wanted[tp] for tp in wanted.keys() - without}))
             for tp in wanted:
                 if tp not in refused and tp not in lost and tp not in entered.asked:
                     self._entered(tp)
@@ -413,6 +410,8 @@ class Reading:
         topic_id = self._session.cluster.topic_id(tp.topic)
         if topic_id is not None:
             self._topic_ids[tp.topic] = topic_id
+        if (epoch := self._epochs.before(tp, self._cursors[tp].next_offset)) >= 0:
+            self.paths.follow(tp, epoch)
         cursor = self._cursors[tp] = self.paths.cursor(tp)
         if type(cursor) is DirectCursor:
             self._take_turns(tp)
@@ -423,7 +422,11 @@ class Reading:
         """Set `tp` aside, or move it as auto.offset.reset says."""
         if isinstance(error, OffsetOutOfRangeError) and self._reset != "none":
             try:
-                offset = self.resolve({tp: self.reset_offset()})[tp]
+                offset = getattr(error, "diverges_at", -1)
+                if offset < 0:
+                    offset = self.resolve({tp: self.reset_offset()})[tp]
+                else:  # a paused partition may have messages in hand that were read before
+                    offset = min(offset, self.next_offset(tp))
             except KdirectError:
                 self._wait(tp)  # entered again by the next call, which comes to the same place
                 raise
@@ -480,8 +483,8 @@ class Reading:
 
     def _go_round(self, take: Take, wait_ms: float) -> bool:
         for fetcher in self.paths.direct.moved():
-            elsewhere = NotLeaderError("other brokers lead what a broker led that says nothing")
-            self._lose(self.paths.direct.drop(fetcher), elsewhere, MOVED_AGAIN_S)
+            elsewhere = NotLeaderError("partitions are to be read at other brokers")
+            self._seek_broker(self.paths.direct.drop(fetcher), elsewhere, MOVED_AGAIN_S)
         if self._lost.searching:
             self._look_for_lost()
         if len(self._stale) > len(self._lost):  # those that are lost are stale, too
@@ -606,16 +609,18 @@ class Reading:
             # again is to find another way, or the answer.
             self._wait(tp)
             return False
-        except KdirectError as e:
-            if not has_moved(e) or type(self._cursors[tp]) is TcpCursor:
-                self._refused(tp, e)
+        except KdirectError as error:
+            over_tcp = type(self._cursors[tp]) is TcpCursor  # which has left a replica already
+            why = error if over_tcp else as_left(self._session.cluster, tp, error)
+            if over_tcp or not has_moved(why):
+                self._refused(tp, why)
                 return False
             try:
                 look_again(self._session.cluster, tp, self._topic_ids.get(tp.topic))
             except UnknownTopicError as gone:
                 self._refused(tp, gone)
             else:
-                self._look_elsewhere(tp, e)
+                self._look_elsewhere(tp, why)
             return False
 
     def _messages(self, tp: TopicPartition) -> bool:

@@ -95,9 +95,16 @@ class RequestAppender:
         """Has this appender a connection to its broker?"""
         return self._appender.connected
 
-    def submit(self, data: Any, records: int, tag: Any, deadline: float) -> Sending:
-        """Send a request; waits for room until the deadline.  DeliveryError when it can never be
-        taken."""
+    @property
+    def unsent(self) -> bool:
+        """See `TcpAppender.unsent`."""
+        return self._appender.unsent
+
+    def submit(
+        self, data: Any, records: int, tag: Any, deadline: float, *, patient: bool = True
+    ) -> Sending:
+        """Send a request; waits for room until the deadline, or as `TcpAppender.submit` if not
+        `patient`.  DeliveryError when it can never be taken."""
         if self.two_sided and len(data) > self._batch_bytes:
             raise DeliveryError(
                 f"a batch of {len(data)} bytes is too large for a message"
@@ -108,7 +115,7 @@ class RequestAppender:
             )
         room_ms = max(0.0, (deadline - self._monotonic()) * 1000)
         try:
-            append = self._appender.submit(data, room_ms)
+            append = self._appender.submit(data, room_ms, patient=patient)
         except BufferFullError:
             return Sending.FULL
         self._sent.append((append, records, tag))

@@ -27,12 +27,18 @@ class SilentBrokers:
     """See the module.  `links` are the producer's, `cluster` tells where leaders are."""
 
     def __init__(self, environment: Environment, cluster: Any, links: BrokerLinks) -> None:
-        self.next_look = 0.0  # monotonic seconds
+        self.next_look = 0.0  # monotonic seconds; 0: never, for there is one broker
         self._environment = environment
         self._cluster = cluster
         self._links = links
         self._acknowledged: dict[TopicPartition, int] = {}
         self._questions: dict[BrokerLink, Attempt[None]] = {}
+
+    def watch(self) -> None:
+        """A way to a broker was opened.  Where there are others, they may lead its partitions some
+        day."""
+        if not self.next_look and self._cluster.has_several_brokers:
+            self.next_look = self._environment.monotonic() + LOOK_EVERY_S
 
     def moved(
         self, partitions: Iterable[WrittenPartition]

@@ -15,6 +15,9 @@ Invariants:
   an earlier one is missing is sent again after that one.  A batch that was given up may have left a
   gap.  When the broker says so, by refusing the next batch, then that batch and those after it,
   which cannot be in the log, are sent under the next epoch.
+- An appender with an identity sends one batch at a time until the broker has acknowledged one of
+  its producer id.  Before that the broker has no sequence to compare with and takes whichever batch
+  comes first, so the second would pass the first where only the first is refused.
 - An error says whether the batch may have been committed nevertheless.
 - No call waits longer than it is told to, except for the very first connection
   (`LeaderRoute.was_reached`).  A thread of its own looks for any later connection (`Attempt`), also
@@ -162,6 +165,7 @@ class TcpAppender:
         self._environment = cluster.environment
         self._monotonic = cluster.environment.monotonic
         self._identity = identity
+        self._known_id = -1  # the producer id of which the broker has acknowledged a batch
         self._max_bytes: int = settings["send.buffer.bytes"]
         self._lock = threading.RLock()
         self._queue: deque[Append] = deque()  # in order; requests under way first
@@ -184,14 +188,21 @@ class TcpAppender:
         """Has it a connection to the leader of its partition?"""
         return self._connection is not None
 
+    @property
+    def unsent(self) -> bool:
+        """Is there a batch that is to be sent, now or again, once the broker allows it?"""
+        return any(a._pending is None for a in self._queue)
+
     def append(self, data: Any) -> int:
         """Write whole batches (one, as a rule) and wait: the base offset.  Errors as
         `Append.result`."""
         return self.submit(data).result()
 
-    def submit(self, data: Any, room_ms: float | None = None) -> Append:
+    def submit(self, data: Any, room_ms: float | None = None, *, patient: bool = True) -> Append:
         """Send batches without waiting for their acknowledgement; waits only while the window is
-        full, BufferFullError after `room_ms`. `data` must not change until the Append is done."""
+        full, BufferFullError after `room_ms`, or if not `patient` as soon as nothing is under way:
+        the broker is away, or refuses for now what is sent.  `data` must not change until the
+        Append is done."""
         room = None if room_ms is None else self._monotonic() + room_ms / 1000
         with self._lock:
             self._check()
@@ -205,12 +216,13 @@ class TcpAppender:
                 self._step()
                 if len(self._queue) < before:
                     continue
-                if room is None or self._monotonic() < room:
+                waits = patient or self._first_under_way() is not None
+                if waits and (room is None or self._monotonic() < room):
                     self._wait(room)
                 else:
                     raise BufferFullError(
                         f"{self.topic_partition}: {len(self._queue)} requests are not answered"
-                        f" after {room_ms:.0f} ms",
+                        f" after {room_ms or 0:.0f} ms",
                         hint="the broker takes them more slowly than they come, or is stopped;"
                         " raise max.block.ms to wait longer",
                     )
@@ -420,14 +432,14 @@ class TcpAppender:
         return reaching.result()
 
     def _window_at(self, connection: Connection) -> int:
-        """How many requests may be under way: of an idempotent producer as many batches as Kafka
-        remembers, for it refuses an older one that is repeated as if there were a gap; kdirect's
-        broker knows a duplicate however old."""
-        return (
-            self.window
-            if self._identity is None or connection.is_kdirect
-            else min(self.window, KAFKA_REMEMBERS)
-        )
+        """How many requests may be under way: of an idempotent producer one, until the broker knows
+        its producer id; then as many batches as Kafka remembers, for it refuses an older one that
+        is repeated as if there were a gap; kdirect's broker knows a duplicate however old."""
+        if self._identity is None:
+            return self.window
+        if self._identity.producer_id != self._known_id:
+            return 1
+        return self.window if connection.is_kdirect else min(self.window, KAFKA_REMEMBERS)
 
     def _message(self, append: Append) -> Any:
         r, tp = protocol.ProduceRequest, self.topic_partition
@@ -487,6 +499,8 @@ class TcpAppender:
                 answer.base_offset,
                 answer.log_append_time_ms,
             )
+            if self._identity is not None:
+                self._known_id = self._identity.producer_id
             self._done(append)
             return None
         append._maybe_committed |= answer.error_code in _MAYBE_COMMITTED

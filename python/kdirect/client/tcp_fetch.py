@@ -18,7 +18,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from kdirect.client.cursor import TcpCursor
+from kdirect.client.lost_broker import as_left
 from kdirect.client.tcp_kernel import whole_batches
+from kdirect.client.truncation import truncated
 from kdirect.errors import (
     BrokerUnavailableError,
     ClosedError,
@@ -62,17 +64,23 @@ class Answered(NamedTuple):
     data: memoryview
     next_offset: int
     needed: int = 0
+    last_epoch: int = -1  # leader epoch of the last batch of `data`
 
 
 def answered(
-    tp: TopicPartition, offset: int, partition: Any, asked_bytes: int, max_batch_bytes: int
+    tp: TopicPartition,
+    offset: int,
+    last_epoch: int,
+    partition: Any,
+    asked_bytes: int,
+    max_batch_bytes: int,
 ) -> Answered:
     """What `partition`, the part of a Fetch answer for `tp`, brought from `offset` on, of which
-    `asked_bytes` were asked for.
+    `asked_bytes` were asked for; `last_epoch`: what the request said of the batch before.
 
-    Raises OffsetOutOfRangeError, UnknownTopicError, CorruptLogError, CorruptBatchError (frame),
-    UnsupportedFormatError (a batch over `max_batch_bytes`), ProtocolError, or a BrokerError; what
-    is `retriable` passes when the leader is looked up again.
+    Raises OffsetOutOfRangeError (TruncatedLogError), UnknownTopicError, CorruptLogError,
+    CorruptBatchError (frame), UnsupportedFormatError (a batch over `max_batch_bytes`),
+    ProtocolError, or a BrokerError; what is `retriable` passes when the leader is looked up again.
     """
     if partition.error_code == ErrorCode.OFFSET_OUT_OF_RANGE:
         raise OffsetOutOfRangeError(
@@ -85,10 +93,13 @@ def answered(
             # UNKNOWN_TOPIC_OR_PARTITION passes when only the leader has moved.
             error.retriable = protocol.error_kind(partition.error_code).retriable
         raise error
+    diverging = partition.diverging_epoch
+    if diverging is not None and diverging.end_offset >= 0:
+        raise truncated(tp, offset, last_epoch, (diverging.epoch, diverging.end_offset))
     data = memoryview(partition.records if partition.records is not None else b"")
-    whole, next_offset, needed, wrong = whole_batches(data, offset)
+    whole, next_offset, needed, wrong, epoch = whole_batches(data, offset)
     if whole:
-        return Answered(data[:whole], next_offset)
+        return Answered(data[:whole], next_offset, last_epoch=epoch)
     if wrong is not None:
         raise CorruptBatchError(
             f"record batch at {tp} offset {next_offset} {wrong}", hint=DAMAGED_HINT
@@ -132,6 +143,7 @@ class TcpFetcher:
             (isolation_level or cluster.settings["isolation.level"]) == "read_committed"
         )
         self._max_batch_bytes: int = cluster.settings["max.batch.bytes"]
+        self.last_epoch = -1  # leader epoch of the batch before `next_offset`; -1: not known
         self._min_bytes = min_bytes
         self._read_ahead = read_ahead
         self._connection: Connection | None = None
@@ -155,13 +167,15 @@ class TcpFetcher:
             try:
                 self._connect(max_bytes)
                 return self._fetch(max_bytes, max_wait_ms)
-            except KdirectError as e:
+            except KdirectError as error:
+                e = error
                 if (
                     isinstance(e, BrokerUnavailableError)
                     and self._connection is None
                     and backoff is None
                 ):
                     raise  # nobody answered the first attempt to connect, which waited already
+                e = as_left(self._cluster, self.topic_partition, e)
                 if e.retriable or isinstance(e, ProtocolError):
                     self._drop()
                 if not e.retriable or isinstance(e, TimedOutError):
@@ -174,6 +188,8 @@ class TcpFetcher:
 
     def seek(self, offset: int) -> None:
         """Go on from `offset`."""
+        if offset != self.next_offset:
+            self.last_epoch = -1
         self.next_offset = offset
 
     def close(self) -> None:
@@ -195,11 +211,18 @@ class TcpFetcher:
     def _fetch(self, max_bytes: int, max_wait_ms: int) -> Fetched:
         partition = self._response(max_bytes, max_wait_ms)
         found = answered(
-            self.topic_partition, self.next_offset, partition, max_bytes, self._max_batch_bytes
+            self.topic_partition,
+            self.next_offset,
+            self.last_epoch,
+            partition,
+            max_bytes,
+            self._max_batch_bytes,
         )
         if found.needed:
             return self._fetch(found.needed, max_wait_ms)
         whole = len(found.data)
+        if whole:
+            self.last_epoch = found.last_epoch
         self.next_offset = found.next_offset
         self._fetches += 1
         self._bytes += whole
@@ -224,7 +247,7 @@ class TcpFetcher:
         ):
             self._drop()  # its answer is not wanted any more and would come first
         if self._connection is None:
-            self._connection = self._cluster.lease(self.topic_partition)
+            self._connection = self._cluster.lease(self.topic_partition, closest=True)
 
     def _response(self, max_bytes: int, max_wait_ms: int) -> Any:
         if self._ahead is None:
@@ -268,6 +291,7 @@ class TcpFetcher:
                         r.FetchTopic.FetchPartition(
                             partition=tp.partition,
                             current_leader_epoch=self._cluster.leader_epoch(tp),
+                            last_fetched_epoch=self.last_epoch,
                             fetch_offset=self.next_offset,
                             partition_max_bytes=max_bytes,
                         )
@@ -320,13 +344,19 @@ class SinglePartition:
         found = self._fetchers.get(tp)
         return found[1] if found is not None else None
 
+    def follow(self, tp: TopicPartition, epoch: int) -> None:
+        """Before what is read of `tp` is a batch of this leader epoch."""
+        fetcher, cursor = self._fetchers[tp]
+        fetcher.last_epoch = epoch
+        cursor.follow(epoch)
+
     def bring(self, cursor: TcpCursor, wait_ms: float) -> bool:
         """See `TcpCursor`."""
         fetcher, _ = self._fetchers[cursor.tp]
         fetcher.seek(cursor.next_offset)
         data = fetcher.fetch(self._fetch_bytes, int(wait_ms)).data
         self._fetched_bytes += len(data)
-        cursor.arrived(data)
+        cursor.arrived(data, fetcher.last_epoch)
         return len(data) > 0
 
     def consumed(self, cursor: TcpCursor, n: int) -> None:

@@ -15,7 +15,7 @@ from kdirect.format.chain cimport CHAIN_OK, chain_t, chain_text, follow_batches,
 
 def whole_batches(const uint8_t[::1] data, int64_t asked):
     """(bytes of whole batches at the start of `data`, offset after them, bytes that the next batch
-    needs or 0, what is wrong or None).
+    needs or 0, what is wrong or None, leader epoch of the last of them or -1).
 
     `asked` is the offset that `data` was asked for; its first batch may begin before it.
     """
@@ -32,4 +32,5 @@ def whole_batches(const uint8_t[::1] data, int64_t asked):
         if code == CHAIN_OK and whole < n:
             needed = info.size if info.size else 1
     next_offset = chain.next_offset if whole else asked
-    return whole, next_offset, needed, None if code == CHAIN_OK else chain_text(code, &chain, &info)
+    wrong = None if code == CHAIN_OK else chain_text(code, &chain, &info)
+    return whole, next_offset, needed, wrong, chain.copied_epoch if whole else -1

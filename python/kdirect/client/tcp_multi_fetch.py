@@ -49,18 +49,20 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kdirect.client.cursor import TcpCursor
-from kdirect.client.lost_broker import CONNECT_MS_BESIDES, LOST, Search
+from kdirect.client.lost_broker import CONNECT_MS_BESIDES, LOST, Search, as_left, ask_leader
 from kdirect.client.tcp_fetch import answered
 from kdirect.errors import BrokerError, ClosedError, KdirectError
 from kdirect.format import protocol
 from kdirect.model import TopicPartition
+from kdirect.wire.attempt import Attempt
 from kdirect.wire.broker_errors import broker_error
 from kdirect.wire.cluster import Cluster, Node
-from kdirect.wire.connection import Connection, Pending
+from kdirect.wire.connection import Connection, Pending, wait_for_any
 
 log = logging.getLogger("kdirect.client")
 
 RETRY_S = 0.1
+NEWS_EVERY_S = 2.0  # between two questions which replicas of the rack are in sync
 # Quiet partitions are looked at no more often than this while others have bytes in hand, and as
 # much less often for each of them: to name one takes client and broker about 10 us each.
 LOOK_S = 0.01
@@ -76,6 +78,7 @@ _Place = OrderedDict[TopicPartition, None]
 class _Partition:
     cursor: TcpCursor  # what is in hand
     fetch_offset: int  # of the next request: after what is in hand
+    last_epoch: int  # leader epoch of the batch before it; -1: not known
     max_bytes: int
     error: KdirectError | None = None
     high_watermark: int = -1
@@ -125,6 +128,8 @@ class TcpRound:
         self._later: OrderedDict[TopicPartition, float] = OrderedDict()  # when each is new again
         self._held_bytes = 0
         self._leaders: dict[Node, _Leader] = {}
+        self._news: Attempt[None] | None = None  # while it is asked where replicas are
+        self._next_news = self._environment.monotonic() + NEWS_EVERY_S
         # What searches for lost leaders came to that were in vain, for the caller to take.
         self.in_vain: list[KdirectError] = []
         self._pid = os.getpid()
@@ -138,8 +143,14 @@ class TcpRound:
         for tp, offset in offsets.items():
             self._forget(tp)
             cursor = TcpCursor(tp, offset, self, max_batch_bytes=self._max_batch_bytes)
-            self._partitions[tp] = _Partition(cursor, offset, self._fetch_bytes)
+            self._partitions[tp] = _Partition(cursor, offset, -1, self._fetch_bytes)
             self._put(tp, self._new)
+
+    def follow(self, tp: TopicPartition, epoch: int) -> None:
+        """`tp`, which was just assigned, is read after a batch of this leader epoch."""
+        partition = self._partitions[tp]
+        partition.last_epoch = epoch
+        partition.cursor.follow(epoch)
 
     def release(self, tps: Iterable[TopicPartition]) -> None:
         for tp in tps:
@@ -209,6 +220,8 @@ class TcpRound:
                 hint="open a new one in this process",
             )
         now = self._environment.monotonic()
+        if self._cluster.rack is not None:
+            self._look_for_replicas(now)
         self._ask(now)
         for leader in self._leaders.values():
             if leader.pending is not None and leader.waits and leader.hungry:
@@ -220,10 +233,10 @@ class TcpRound:
         if not news and wait_ms > 0:
             if not busy:
                 self._environment.sleep(min(wait_ms, 1000 * RETRY_S) / 1000)
-            elif len(busy) > 1:
-                for leader in busy:  # unless it has answered meanwhile, or was lost
-                    if leader.pending is not None:
-                        return self._take(leader, min(wait_ms, 5))
+            elif len(busy) > 1 and all(leader.pending is not None for leader in busy):
+                wait_for_any([x.connection for x in busy if x.connection is not None], wait_ms)
+                for leader in busy:
+                    news |= self._take(leader, 0)
         return news
 
     # -- places ------------------------------------------------------------------------------------
@@ -302,6 +315,8 @@ class TcpRound:
             if partition is not None and partition.leader is leader and partition.place is None:
                 self._settle(tp, partition)
         places = [*leader.hungry, *leader.quiet]
+        for tp in places:
+            self._cluster.leave_replica(tp)
         self._forget_leaders(leader)
         log.warning("%s; its %d partitions wait until it is back", error.message, len(places))
         cluster = self._cluster
@@ -337,6 +352,29 @@ class TcpRound:
             log.debug("the search for a lost broker ends: %s", e)
         self._drop(leader)
 
+    # -- replicas of the rack ----------------------------------------------------------------------
+
+    def _look_for_replicas(self, now: float) -> None:
+        """Replicas of the rack come and go: every NEWS_EVERY_S brokers are asked, nobody waits, and
+        what is to be read elsewhere by now is new."""
+        cluster = self._cluster
+        if self._news is None:
+            if now >= self._next_news and self._partitions:
+                self._next_news = now + NEWS_EVERY_S
+                tps = list(self._partitions)
+                self._news = self._environment.spawn(lambda: ask_leader(cluster, *tps))
+            return
+        if not self._news.done:
+            return
+        self._news = None
+        for tp, partition in self._partitions.items():
+            if partition.leader is None or partition.leader.search is not None:
+                continue
+            node = cluster.reader_at_hand(tp)
+            if node is not None and node != partition.leader.node:
+                partition.leader = None  # whose answer, if one is under way, is dropped
+                self._settle(tp, partition)
+
     # -- requests ----------------------------------------------------------------------------------
 
     def _ask(self, now: float) -> None:
@@ -360,7 +398,7 @@ class TcpRound:
 
     def _find_leaders(self) -> None:
         """A partition that has no leader, or is unknown, concerns itself alone."""
-        found, failed = self._cluster.leaders(self._new)
+        found, failed = self._cluster.leaders(self._new, closest=True)
         for node, tps in found.items():
             leader = self._leaders.get(node)
             if leader is None:
@@ -391,7 +429,9 @@ class TcpRound:
             leader.next_look = now + max(LOOK_S, LOOK_S_EACH * len(tps))
         if leader.connection is None or leader.connection.closed:
             try:
-                leader.connection = self._cluster.lease(tps[0], timeout_ms=CONNECT_MS_BESIDES)
+                leader.connection = self._cluster.lease(
+                    tps[0], timeout_ms=CONNECT_MS_BESIDES, closest=True
+                )
             except LOST as e:
                 self._lose(leader, e, ())
                 return
@@ -421,6 +461,7 @@ class TcpRound:
                 r.FetchTopic.FetchPartition(
                     partition=tp.partition,
                     current_leader_epoch=self._cluster.leader_epoch(tp),
+                    last_fetched_epoch=partition.last_epoch,
                     fetch_offset=partition.fetch_offset,
                     partition_max_bytes=partition.max_bytes,
                 )
@@ -502,8 +543,11 @@ class TcpRound:
     def _arrived(self, tp: TopicPartition, partition: _Partition, x: Any) -> _News:
         offset = partition.fetch_offset
         try:
-            found = answered(tp, offset, x, partition.max_bytes, self._max_batch_bytes)
-        except KdirectError as e:
+            found = answered(
+                tp, offset, partition.last_epoch, x, partition.max_bytes, self._max_batch_bytes
+            )
+        except KdirectError as error:
+            e = as_left(self._cluster, tp, error)
             if x.error_code and e.retriable:
                 # The leader moved, or is being elected, or the topic was deleted: metadata tells.
                 self._cluster.forget(tp.topic)
@@ -517,8 +561,8 @@ class TcpRound:
         if not len(found.data):
             end = x.last_stable_offset if self._committed_only else x.high_watermark
             return _News.MORE if end > offset else _News.NOTHING
-        partition.cursor.arrived(found.data)
-        partition.fetch_offset = found.next_offset
+        partition.cursor.arrived(found.data, found.last_epoch)
+        partition.fetch_offset, partition.last_epoch = found.next_offset, found.last_epoch
         partition.max_bytes = self._fetch_bytes
         self.fetched_bytes += len(found.data)
         self._held_bytes += len(found.data)

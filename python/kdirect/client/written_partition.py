@@ -17,19 +17,40 @@ from kdirect.model import TopicPartition
 class WrittenPartition:
     """A partition that is written: the machine that decides, and the appender that sends."""
 
-    __slots__ = ("appender", "link", "tp", "writer")
+    __slots__ = ("_silence", "appender", "link", "tp", "writer")
 
     def __init__(self, tp: TopicPartition, writer: PartitionWriter) -> None:
         self.tp = tp
         self.writer = writer
         self.appender: DirectAppender | RequestAppender | None = None
         self.link: BrokerLink | None = None  # of the last DirectAppender
+        # The appender that had no room, what it had had acknowledged by then, and since when.
+        self._silence: tuple[object, int, float] = (None, 0, 0.0)
 
     @property
     def in_flight(self) -> int:
         """Records not answered."""
         sent = self.appender.in_flight if self.appender is not None else 0
         return sent + self.writer.backlog_records if self.writer.backlog else sent
+
+    def is_silent(self, now: float, timeout_s: float) -> bool:
+        """There is no room for another request.  Was there none for so long, and nothing that was
+        sent was acknowledged?  Who waits for no single answer learns by this that none comes."""
+        appender = self.appender
+        if not isinstance(appender, DirectAppender) or not appender.in_flight:
+            return False
+        acknowledged = appender.requests_acknowledged
+        if self._silence[:2] != (appender, acknowledged):
+            self._silence = appender, acknowledged, now
+        return now - self._silence[2] >= timeout_s
+
+    @property
+    def unsent(self) -> bool:
+        """Is there a request that is not on its way to the broker?"""
+        appender = self.appender
+        return bool(self.writer.backlog) or (
+            isinstance(appender, RequestAppender) and appender.unsent
+        )
 
     @property
     def path(self) -> str:

@@ -62,6 +62,7 @@ from kdirect.cluster.requests import (
     ListReassignments,
     Reassign,
     ReassignRow,
+    ReplicasFailed,
     Request,
     RowOutcome,
     ShutDown,
@@ -586,6 +587,8 @@ def _refused(request: Any, done: tuple[Any, ...]) -> Answer:
         rows += [InSyncAnswer(r.partition, Code.NOT_CONTROLLER) for r in request.rows[len(done) :]]
     elif isinstance(request, ElectLeaders):
         rows += [RowOutcome(tp, _NOT_CONTROLLER) for tp in (request.rows or ())[len(done) :]]
+    elif isinstance(request, ReplicasFailed):
+        rows += [RowOutcome(tp, _NOT_CONTROLLER) for tp in request.rows[len(done) :]]
     elif isinstance(request, Reassign):
         rows += [RowOutcome(r.partition, _NOT_CONTROLLER) for r in request.rows[len(done) :]]
     return Answer(request.tag, _NOT_CONTROLLER, tuple(rows))

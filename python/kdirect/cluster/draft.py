@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from kdirect.cluster import paths, records
 from kdirect.cluster.election import Fleet, Partition, Rules
 from kdirect.cluster.image import MISSING, Image, Settings, Topic
+from kdirect.cluster.partition_state import PartitionState
 from kdirect.cluster.records import StoredState
 from kdirect.model import TopicPartition
 from kdirect.store.contract import Check, Create, Delete, Operation, Replace, parent_of
@@ -92,16 +93,35 @@ class Draft:
         old = partitions[tp.partition]
         state = new.state
         if state is not None and (
-            state != old.state or new.incarnations != old.incarnations or state.version == MISSING
+            state != old.state
+            or new.incarnations != old.incarnations
+            or new.failed != old.failed
+            or state.version == MISSING
         ):
-            path = paths.state(tp)
-            stored = StoredState(state, self._base.epoch, dict(new.incarnations))
-            self._put(path, records.encode_state(stored))
-            new = new._replace(state=state._replace(version=self._versions[path]))
-            self.touched.append(tp)
+            new = new._replace(state=self._write_state(tp, new, state))
         partitions[tp.partition] = new
         if (new.replicas, new.adding, new.removing) != (old.replicas, old.adding, old.removing):
             self._write_topic(tp.topic)
+
+    def renew(self, tp: TopicPartition) -> PartitionState:
+        """Write the state as it is, so that it has a new version, which is returned."""
+        partitions = self._partitions(tp.topic)
+        partition = partitions[tp.partition]
+        assert partition.state is not None
+        state = self._write_state(tp, partition, partition.state)
+        partitions[tp.partition] = partition._replace(state=state)
+        return state
+
+    def _write_state(
+        self, tp: TopicPartition, partition: Partition, state: PartitionState
+    ) -> PartitionState:
+        """The state as it is in the store afterwards."""
+        path = paths.state(tp)
+        known, failed = dict(partition.incarnations), dict(partition.failed)
+        stored = StoredState(state, self._base.epoch, known, failed)
+        self._put(path, records.encode_state(stored))
+        self.touched.append(tp)
+        return state._replace(version=self._versions[path])
 
     def create_topic(self, name: str, topic: Topic) -> None:
         """Or grow it: `topic` has more partitions than there were, and these have no state."""

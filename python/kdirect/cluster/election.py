@@ -12,10 +12,10 @@
 
 A new leader has a new leader epoch.
 
-**Who is in sync.**  A broker leaves when it dies, when it comes back as another process (the leader
-takes it in again when it has caught up), and when it shuts down.  If all died, all stay: each of
-them has every committed record, and without a leader nothing more is committed.  (Kafka keeps the
-one that died last.)  The set is never empty.
+**Who is in sync.**  A broker leaves when it dies, when its log directory fails, when it comes back
+as another process (the leader takes it in again when it has caught up), and when it shuts down.  If
+all died, all stay: each of them has every committed record, and without a leader nothing more is
+committed.  (Kafka keeps the one that died last.)  The set is never empty.
 
 **Eligible** are those that left while fewer than ``min.insync.replicas`` stay.  While that is so
 the high watermark stands still, so they keep having every committed record.  When enough are in
@@ -30,15 +30,19 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from kdirect.cluster.partition_state import NO_INCARNATION, NO_LEADER, PartitionState
+from kdirect.model import TopicPartition
+
+LOST = 0  # in place of the incarnation that had a replica's records, where they are gone
 
 
 class LiveBroker(NamedTuple):
     """A broker that is registered.  `intact_since`: its logs have all that its processes confirmed
-    from this incarnation on."""
+    from this incarnation on; those of `lost` from a later one: see `note_lost`."""
 
     incarnation: int
     rack: str | None = None
     intact_since: int = 0
+    lost: Mapping[TopicPartition, int] = {}
 
 
 class Fleet(NamedTuple):
@@ -58,7 +62,10 @@ class Rules(NamedTuple):
 class Partition(NamedTuple):
     """What the controller knows of one.  `replicas` are all; those of `adding` and `removing` come
     and go in a reassignment.  `state`: None until the partition had its first leader, whose epoch
-    is `first_epoch`.  `incarnations`: of those in sync or eligible, as far as known."""
+    is `first_epoch`.  `incarnations`: of those in sync or eligible, as far as known.  `failed`:
+    (broker, incarnation) of processes whose replica cannot be used, because the directory that it
+    lies in has failed; another process of that broker may have it mended, and lack records that
+    were confirmed."""
 
     replicas: tuple[int, ...]
     adding: tuple[int, ...] = ()
@@ -66,6 +73,7 @@ class Partition(NamedTuple):
     state: PartitionState | None = None
     incarnations: tuple[tuple[int, int], ...] = ()
     first_epoch: int = 0
+    failed: tuple[tuple[int, int], ...] = ()
 
     @property
     def target(self) -> tuple[int, ...]:
@@ -94,18 +102,46 @@ class Standing(enum.Enum):
     SAME = "the process lives that had the records"
     RETURNED = "another process lives; the records are there"
     LOSSY = "another process lives; records may be lost"
-    DEAD = "no process lives"
+    DEAD = "no process lives, or its replica has failed"
+
+
+def has_failed(partition: Partition, broker: int, there: LiveBroker) -> bool:
+    """Can the broker, which lives as `there` says, not use its replica?"""
+    return (broker, there.incarnation) in partition.failed
 
 
 def standing(partition: Partition, broker: int, fleet: Fleet) -> Standing:
     """What became of it since it was known to have every committed record."""
     there = fleet.live.get(broker)
-    if there is None:
+    if there is None or has_failed(partition, broker, there):
         return Standing.DEAD
     known = dict(partition.incarnations).get(broker, NO_INCARNATION)
     if known in (NO_INCARNATION, there.incarnation):
         return Standing.SAME
-    return Standing.RETURNED if known >= there.intact_since else Standing.LOSSY
+    # What a process had not synced when its disk failed may be gone with it.
+    failed = dict(partition.failed).get(broker, NO_INCARNATION)
+    intact = known != LOST and known >= there.intact_since and known > failed
+    return Standing.RETURNED if intact else Standing.LOSSY
+
+
+def note_lost(tp: TopicPartition, partition: Partition, fleet: Fleet) -> Partition:
+    """The partition without the belief that a broker's process has its records, where that broker
+    says that this replica was lost since: it comes back as one that may have lost records."""
+    state = partition.state
+    if state is None:
+        return partition
+    known = dict(partition.incarnations)
+    for b in (*state.in_sync, *state.eligible):
+        there = fleet.live.get(b)
+        since = there.lost.get(tp) if there is not None else None
+        if since is not None and known.get(b, LOST) < since:
+            known[b] = LOST
+    incarnations = tuple(sorted(known.items()))
+    return (
+        partition
+        if known == dict(partition.incarnations)
+        else partition._replace(incarnations=incarnations)
+    )
 
 
 def candidates(partition: Partition, fleet: Fleet, rules: Rules) -> Iterator[tuple[int, How]]:
@@ -125,7 +161,11 @@ def candidates(partition: Partition, fleet: Fleet, rules: Rules) -> Iterator[tup
     if all(s is Standing.LOSSY for s in stand.values()):
         yield from ((b, How.LAST) for b in in_sync)
     if rules.unclean:
-        yield from ((b, How.UNCLEAN) for b in partition.replicas if b in fleet.live)
+        yield from (
+            (b, How.UNCLEAN)
+            for b in partition.replicas
+            if b in fleet.live and not has_failed(partition, b, fleet.live[b])
+        )
 
 
 def review(partition: Partition, fleet: Fleet, rules: Rules) -> Partition:

@@ -50,6 +50,10 @@ class Fields:
     def has(self, field: str) -> bool:
         return self._values.get(field) is not None
 
+    def names(self) -> tuple[str, ...]:
+        """Of all fields."""
+        return tuple(self._values)
+
     def integer(self, field: str, least: int = 0, most: int = MOST_INT32) -> int:
         return self._within(self._take(field, int, "a number"), least, most, self._name(field))
 

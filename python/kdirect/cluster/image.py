@@ -108,7 +108,9 @@ def read_brokers(
                 raise CorruptMetadataError(f"node {path} is no broker's", hint=remedy)
             found = records.decode_broker(path, node.value)
             since = found.intact_since if found.intact_since is not None else node.created
-            live[int(name)] = LiveBroker(node.created, found.rack, since)
+            live[int(name)] = LiveBroker(
+                node.created, found.rack, since, found.lost_since(node.created)
+            )
         except CorruptMetadataError as e:
             wrong.append(e)
     return live, wrong
@@ -230,7 +232,9 @@ def _absorb_state(
         stored = None
     if stored is not None and (known is None or known.leader_epoch <= stored.state.leader_epoch):
         partition = partition._replace(
-            state=stored.state, incarnations=tuple(sorted(stored.incarnations.items()))
+            state=stored.state,
+            incarnations=tuple(sorted(stored.incarnations.items())),
+            failed=tuple(sorted(stored.failed.items())),
         )
     elif known is not None:
         # Nobody but the controller writes this node, so somebody has deleted or damaged it by hand:

@@ -25,7 +25,8 @@ never reach it otherwise.
 
 **Leaving.**  A follower leaves when it has not been level with the leader for
 ``replica.lag.time.max.ms``, and at once when its incarnation is no longer registered, its link is
-lost, or it is no replica any more.  It counts until the controller has agreed.
+lost, it is no replica any more, or it says that it has no room: it does not come back before it has
+got further.  It counts until the controller has agreed.
 
 **Time** is what ticks say, at least two of them in each ``replica.lag.time.max.ms``.  A tick counts
 for at most half of that, and never for less than nothing: when the clock jumps, or when this broker
@@ -74,7 +75,7 @@ class Confirmed(NamedTuple):
 
     Within one incarnation and epoch a follower's end never falls: a replica that lost its log
     while its process lives must not confirm again in that epoch.  `level`: it has all that the
-    leader had when it asked before this.
+    leader had when it asked before this.  `is_full`: it had no room for what follows `end`.
     """
 
     broker: int
@@ -82,6 +83,7 @@ class Confirmed(NamedTuple):
     epoch: int
     end: int
     level: bool = False
+    is_full: bool = False
 
 
 class Registered(NamedTuple):
@@ -171,7 +173,7 @@ Effect: TypeAlias = ShowHighWatermark | Propose
 
 class Follower(NamedTuple):
     """What the leader knows of one.  `end`: what it confirmed in this epoch; `level_ms`: when it
-    last had everything that the leader had; `level`: see `Confirmed`."""
+    last had everything that the leader had; `level` and `is_full`: see `Confirmed`."""
 
     broker: int
     end: int = UNHEARD
@@ -179,6 +181,7 @@ class Follower(NamedTuple):
     level_ms: int = 0
     linked: bool = False
     level: bool = False
+    is_full: bool = False
 
 
 class Clock(NamedTuple):
@@ -275,22 +278,32 @@ def step(leading: Leading, event: Event) -> tuple[Leading, tuple[Effect, ...]]:
         case Refused(version):
             if leading.proposed is None or version != leading.state.version:
                 return leading, ()
-            return _advance(leading._replace(proposed=None, refused=True))
+            # One that has left meanwhile counted because it was proposed.
+            leading = _assigned(leading._replace(proposed=None), leading.replicas)
+            return _advance(leading._replace(refused=True))
         case Configured(min_in_sync, lag_ms):
             return _advance(leading._replace(min_in_sync=min_in_sync, lag_ms=lag_ms))
 
 
+def moves_high_watermark(leading: Leading) -> bool:
+    """May the high watermark move at all?"""
+    enough = min(leading.min_in_sync, len(leading.replicas))
+    return not leading.state.eligible and len(leading.state.in_sync) >= enough
+
+
+def counted_with_joining(leading: Leading) -> tuple[int, ...]:
+    """The replicas that the high watermark waits for: those that count, and those that are about to
+    be in sync."""
+    joining = (f.broker for f in leading.followers if _is_joining(leading, f))
+    return tuple(sorted({*leading.counted, *joining}))
+
+
 def high_watermark_of(leading: Leading) -> int:
     """Where the high watermark may be: see the module."""
-    enough = min(leading.min_in_sync, len(leading.replicas))
-    if leading.state.eligible or len(leading.state.in_sync) < enough:
+    if not moves_high_watermark(leading):
         return leading.high_watermark
-    counted = leading.counted
-    ends = [
-        follower.end
-        for follower in leading.followers
-        if follower.broker in counted or _is_joining(leading, follower)
-    ]
+    counted = counted_with_joining(leading)
+    ends = [follower.end for follower in leading.followers if follower.broker in counted]
     return max(leading.high_watermark, min([leading.end, *ends]))
 
 
@@ -308,6 +321,7 @@ def _is_joining(leading: Leading, follower: Follower) -> bool:
     return (
         follower.level
         and follower.linked
+        and not follower.is_full
         and follower.broker in leading.replicas
         and (follower.broker, follower.incarnation) in leading.registered
     )
@@ -362,6 +376,7 @@ def _confirmed(leading: Leading, event: Confirmed) -> tuple[Leading, tuple[Effec
         incarnation=event.incarnation,
         linked=True,
         level=event.level,
+        is_full=event.is_full,
         level_ms=max(known.level_ms, level_ms),
     )
     return _advance_and_propose(leading)
@@ -398,7 +413,7 @@ def _propose(leading: Leading) -> tuple[Leading, tuple[Effect, ...]]:
 
 
 def _stays(leading: Leading, follower: Follower) -> bool:
-    if follower.broker not in leading.replicas:
+    if follower.broker not in leading.replicas or follower.is_full:
         return False
     heard = follower.incarnation != NO_INCARNATION
     lives = any(

@@ -21,6 +21,8 @@ from kdirect.cluster.election import (
     Standing,
     candidates,
     change,
+    has_failed,
+    note_lost,
     review,
     standing,
 )
@@ -33,6 +35,7 @@ from kdirect.cluster.requests import (
     InSyncRow,
     ReassignmentRow,
     ReassignRow,
+    ReplicasFailed,
     RowOutcome,
 )
 from kdirect.model import TopicPartition
@@ -41,6 +44,9 @@ _UNKNOWN = Outcome(Code.UNKNOWN_TOPIC_OR_PARTITION, "there is no such partition"
 _DAMAGED = Outcome(
     Code.KAFKA_STORAGE_ERROR, "the node of its state is damaged; the controller's log names it"
 )
+
+# What depends on who is registered, or has a replica, when a proposal is looked at.
+_MAY_BE_ACCEPTED_LATER = (Code.INELIGIBLE_REPLICA, Code.INVALID_REQUEST)
 
 
 # -- who is in sync --------------------------------------------------------------------------------
@@ -56,6 +62,8 @@ def alter_in_sync(draft: Draft, request: AlterInSync, row: InSyncRow) -> InSyncA
     in_sync = tuple(broker for broker, _ in row.in_sync)
     code = _refuse_in_sync(draft.fleet, partition, state, request.broker, row)
     if code is not None:
+        if row.repeated and code in _MAY_BE_ACCEPTED_LATER and request.broker == state.leader:
+            state = draft.renew(tp)
         return InSyncAnswer(tp, code, state)
     if set(in_sync) != set(state.in_sync):
         added = {b: number for b, number in row.in_sync if b not in state.in_sync}
@@ -93,7 +101,58 @@ def _refuse_in_sync(
         there = fleet.live.get(broker)
         if there is None or there.incarnation != incarnation or broker in fleet.leaving:
             return Code.INELIGIBLE_REPLICA
+        if has_failed(partition, broker, there):
+            return Code.INELIGIBLE_REPLICA
     return None
+
+
+# -- replicas that fail ----------------------------------------------------------------------------
+
+
+def fail_replica(draft: Draft, request: ReplicasFailed, tp: TopicPartition) -> RowOutcome:
+    """The log of a replica has failed, or has no room: see `ReplicasFailed`."""
+    partition = draft.find(tp)
+    if partition is not None and draft.is_damaged(tp):
+        return RowOutcome(tp, _DAMAGED)
+    if partition is None or partition.state is None or request.broker not in partition.replicas:
+        return RowOutcome(tp, _UNKNOWN)
+    if request.is_full:
+        return RowOutcome(tp, _hand_over(draft, tp, partition, partition.state, request.broker))
+    failed = {**dict(partition.failed), request.broker: request.incarnation}
+    after = partition._replace(failed=tuple(sorted(failed.items())))
+    after = review(after, draft.fleet, draft.rules(tp.topic))
+    draft.set_partition(tp, _forget_failed(after, draft.fleet))
+    return RowOutcome(tp)
+
+
+def _forget_failed(partition: Partition, fleet: Fleet) -> Partition:
+    """Without the failures of processes that have ended, where nobody counts on what they had."""
+    state = partition.state
+    assert state is not None
+    counts = {*state.in_sync, *state.eligible}
+    lives = {(b, there.incarnation) for b, there in fleet.live.items()}
+    kept = tuple(x for x in partition.failed if x in lives or x[0] in counts)
+    return partition._replace(failed=kept)
+
+
+def _hand_over(
+    draft: Draft, tp: TopicPartition, partition: Partition, state: PartitionState, broker: int
+) -> Outcome:
+    """Have the others that are in sync go on without it; one of them leads, if it led."""
+    others = [b for b in partition.replicas if b in state.in_sync and b != broker]
+    rules = draft.rules(tp.topic)
+    if state.leader != broker:
+        if state.leader == NO_LEADER or broker not in state.in_sync:
+            return Outcome(Code.ELECTION_NOT_NEEDED, f"nobody waits for broker {broker}")
+        after = change(partition, draft.fleet, rules, leader=state.leader, in_sync=others)
+        draft.set_partition(tp, after)
+        return DONE
+    ready = [b for b in others if standing(partition, b, draft.fleet) is Standing.SAME]
+    chosen = next((b for b in ready if b not in draft.fleet.leaving), None)
+    if chosen is None:
+        return Outcome(Code.ELIGIBLE_LEADERS_NOT_AVAILABLE, "no other broker is in sync")
+    draft.set_partition(tp, change(partition, draft.fleet, rules, leader=chosen, in_sync=ready))
+    return DONE
 
 
 # -- who leads -------------------------------------------------------------------------------------
@@ -106,7 +165,7 @@ def settle(draft: Draft, tp: TopicPartition) -> bool:
     if before is None or draft.is_damaged(tp):
         return False
     rules = draft.rules(tp.topic)
-    after = review(before, draft.fleet, rules)
+    after = review(note_lost(tp, before, draft.fleet), draft.fleet, rules)
     after = _end_eligible(reassignment.finish(after, draft.fleet, rules), rules)
     if after.state is not None and after.state.version < 0 and after.state == before.state:
         # Its node was deleted by hand.  Whoever read it before must not take it for the same.

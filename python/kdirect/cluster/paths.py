@@ -66,15 +66,15 @@ def topic(name: str) -> str:
 
 
 def partitions(name: str) -> str:
-    return f"{TOPICS}/{name}/partitions"
+    return f"{topic(name)}/partitions"
 
 
 def partition(tp: TopicPartition) -> str:
-    return f"{TOPICS}/{tp.topic}/partitions/{tp.partition}"
+    return f"{partitions(tp.topic)}/{tp.partition}"
 
 
 def state(tp: TopicPartition) -> str:
-    return f"{TOPICS}/{tp.topic}/partitions/{tp.partition}/state"
+    return f"{partition(tp)}/state"
 
 
 def topic_config(name: str) -> str:

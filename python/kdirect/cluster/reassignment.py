@@ -60,7 +60,10 @@ def finish(partition: Partition, fleet: Fleet, rules: Rules) -> Partition:
 def _replace(
     before: Partition, after: Partition, fleet: Fleet, rules: Rules
 ) -> Partition | Outcome:
-    """`after`, whose replicas are others, with a state that fits them."""
+    """`after`, whose replicas are others, with a state that fits them.  A replica that has failed
+    and goes may come again, in another directory."""
+    failed = tuple(x for x in after.failed if x[0] in after.replicas)
+    after = after._replace(failed=failed)
     state = before.state
     if state is None:
         return after

@@ -45,12 +45,18 @@ class Endpoint(NamedTuple):
     port: int
 
 
+OWN = 0  # the incarnation of the node that says so
+
+
 class BrokerRegistration(NamedTuple):
     """``/brokers/ids/N``.  `protocols`: listener name -> security protocol.
 
     `intact_since`: the incarnation from which on nothing is lost that this broker's processes have
     confirmed.  None: this process may lack what those before it confirmed, as after a power loss;
     then it is its own incarnation, which is not known before the node is created.
+
+    `lost`: replicas of which more is lost than that, as when one of several log directories was
+    replaced: each has what was confirmed from its own incarnation on, `OWN` for the node's.
     """
 
     endpoints: tuple[Endpoint, ...]
@@ -58,6 +64,11 @@ class BrokerRegistration(NamedTuple):
     rack: str | None = None
     timestamp_ms: int = 0
     intact_since: int | None = None
+    lost: Mapping[TopicPartition, int] = {}
+
+    def lost_since(self, incarnation: int) -> dict[TopicPartition, int]:
+        """`lost`, for the node that was created as this incarnation."""
+        return {tp: incarnation if n == OWN else n for tp, n in self.lost.items()}
 
 
 def encode_broker(registration: BrokerRegistration) -> bytes:
@@ -80,6 +91,11 @@ def encode_broker(registration: BrokerRegistration) -> bytes:
         record["rack"] = registration.rack
     if registration.intact_since is not None:
         record["intact_since"] = registration.intact_since
+    if registration.lost:
+        lost: dict[str, dict[str, int]] = {}
+        for tp, since in registration.lost.items():
+            lost.setdefault(tp.topic, {})[str(tp.partition)] = since
+        record["lost"] = lost
     return write_object(record)
 
 
@@ -111,7 +127,16 @@ def decode_broker(path: str, value: bytes) -> BrokerRegistration:
         found.text("rack") if found.has("rack") else None,
         found.digits("timestamp", least=-1) if found.has("timestamp") else 0,
         found.integer("intact_since", most=MOST_INT64) if found.has("intact_since") else None,
+        _lost(found.inner("lost")) if found.has("lost") else {},
     )
+
+
+def _lost(found: Fields) -> dict[TopicPartition, int]:
+    return {
+        TopicPartition(topic, partition): since
+        for topic in found.names()
+        for partition, since in found.number_map(topic).items()
+    }
 
 
 def _endpoint_text(endpoint: Endpoint) -> str:
@@ -241,11 +266,13 @@ def _topic_id(found: Fields) -> uuid.UUID:
 
 class StoredState(NamedTuple):
     """``.../partitions/P/state``.  `incarnations`: broker -> the incarnation of the process that
-    leads, was in sync or became eligible; brokers of whom it is not known are left out."""
+    leads, was in sync or became eligible; brokers of whom it is not known are left out.  `failed`:
+    broker -> the incarnation of the process whose replica cannot be used."""
 
     state: PartitionState
     controller_epoch: int
     incarnations: Mapping[int, int] = {}
+    failed: Mapping[int, int] = {}
 
 
 def encode_state(stored: StoredState) -> bytes:
@@ -261,6 +288,8 @@ def encode_state(stored: StoredState) -> bytes:
         record["eligible"] = list(state.eligible)
     if stored.incarnations:
         record["incarnations"] = {str(b): n for b, n in sorted(stored.incarnations.items())}
+    if stored.failed:
+        record["failed"] = {str(b): n for b, n in sorted(stored.failed.items())}
     return write_object(record)
 
 
@@ -286,7 +315,8 @@ def decode_state(path: str, value: bytes, node_version: int) -> StoredState:
         eligible,
         incarnations.get(leader, NO_INCARNATION),
     )
-    return StoredState(state, found.integer("controller_epoch"), incarnations)
+    failed = found.number_map("failed") if found.has("failed") else {}
+    return StoredState(state, found.integer("controller_epoch"), incarnations, failed)
 
 
 # -- configs, reassignments, producer ids ----------------------------------------------------------
@@ -302,14 +332,6 @@ def decode_config(path: str, value: bytes) -> dict[str, str]:
         return {}
     remedy = "set the properties again, or delete the node to go back to the defaults"
     return read_object(path, value, remedy).text_map("config")
-
-
-def encode_reassignments(wanted: Mapping[TopicPartition, tuple[int, ...]]) -> bytes:
-    rows = [
-        {"topic": tp.topic, "partition": tp.partition, "replicas": list(brokers)}
-        for tp, brokers in wanted.items()
-    ]
-    return write_object({"version": 1, "partitions": rows})
 
 
 def decode_reassignments(path: str, value: bytes) -> dict[TopicPartition, tuple[int, ...]]:

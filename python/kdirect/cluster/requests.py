@@ -83,12 +83,17 @@ class AlterConfig(NamedTuple):
 
 class InSyncRow(NamedTuple):
     """A leader's proposal for one partition: (broker, incarnation) of those in sync, for the state
-    of this leader epoch and version (KIP-497, KIP-903)."""
+    of this leader epoch and version (KIP-497, KIP-903).
+
+    `repeated`: the same was sent before, and that copy is unanswered.  If it is refused, the state
+    gets a new version, so that whenever the other copy comes to a controller, it is refused too:
+    by then the leader may have proposed something else and count on that."""
 
     partition: TopicPartition
     leader_epoch: int
     version: int
     in_sync: tuple[tuple[int, int], ...]
+    repeated: bool = False
 
 
 class AlterInSync(NamedTuple):
@@ -98,6 +103,20 @@ class AlterInSync(NamedTuple):
     broker: int
     incarnation: int
     rows: tuple[InSyncRow, ...]
+
+
+class ReplicasFailed(NamedTuple):
+    """Replicas of `broker`, whose process is `incarnation`, cannot go on.  Rows: `RowOutcome`.
+
+    Their directory has failed: until the broker starts again they cannot be used, and are neither
+    led nor in sync.  With `is_full` there is no room for more records: the others that are in sync
+    go on without it, if there are any, and it comes back into sync when it has copied again."""
+
+    tag: Tag
+    broker: int
+    incarnation: int
+    rows: tuple[TopicPartition, ...]
+    is_full: bool = False
 
 
 class ElectionKind(enum.IntEnum):
@@ -153,6 +172,7 @@ Request: TypeAlias = (
     | DeleteTopic
     | AlterConfig
     | AlterInSync
+    | ReplicasFailed
     | ElectLeaders
     | Reassign
     | ListReassignments
@@ -164,6 +184,7 @@ REQUESTS = (
     DeleteTopic,
     AlterConfig,
     AlterInSync,
+    ReplicasFailed,
     ElectLeaders,
     Reassign,
     ListReassignments,
@@ -175,7 +196,7 @@ REQUESTS = (
 
 
 class RowOutcome(NamedTuple):
-    """Of one partition of `ElectLeaders` or `Reassign`."""
+    """Of one partition of `ElectLeaders`, `Reassign` or `ReplicasFailed`."""
 
     partition: TopicPartition
     outcome: Outcome = DONE

@@ -2,18 +2,24 @@
 
 Requests are carried out and partitions reviewed in a draft until it has no room; what there was no
 room for waits for the next commit.  Requests of many rows (`AlterInSync`, `ElectLeaders`,
-`Reassign`) may be cut between two rows.
+`Reassign`, `ReplicasFailed`) may be cut between two rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from kdirect.cluster import paths, topic_rules
 from kdirect.cluster.codes import DONE, Code, Outcome
 from kdirect.cluster.draft import Draft
-from kdirect.cluster.partition_rules import alter_in_sync, elect, reassign, settle
+from kdirect.cluster.partition_rules import (
+    alter_in_sync,
+    elect,
+    fail_replica,
+    reassign,
+    settle,
+)
 from kdirect.cluster.requests import (
     AlterConfig,
     AlterInSync,
@@ -24,11 +30,14 @@ from kdirect.cluster.requests import (
     GrowTopic,
     InSyncAnswer,
     Reassign,
+    ReplicasFailed,
     Request,
     RowOutcome,
     Tag,
 )
 from kdirect.model import TopicPartition
+
+OfRows: TypeAlias = AlterInSync | ReplicasFailed | ElectLeaders | Reassign
 
 
 class Queued(NamedTuple):
@@ -88,7 +97,7 @@ class Work:
                 answer, concerned = topic_rules.configure(draft, request)
                 self.answers.append(answer)
                 self.concerned.update(concerned)
-            case AlterInSync() | ElectLeaders() | Reassign():
+            case AlterInSync() | ReplicasFailed() | ElectLeaders() | Reassign():
                 self._carry_out_rows(queued, request)
 
     def _concern_new(self, name: str, before: int) -> None:
@@ -96,12 +105,10 @@ class Work:
             for number in range(before, len(self._draft.partitions_of(name))):
                 self.concerned.add(TopicPartition(name, number))
 
-    def _carry_out_rows(
-        self, queued: Queued, request: AlterInSync | ElectLeaders | Reassign
-    ) -> None:
+    def _carry_out_rows(self, queued: Queued, request: OfRows) -> None:
         """As many rows as there is room for; the others with the next commit."""
         draft = self._draft
-        if isinstance(request, AlterInSync):
+        if isinstance(request, AlterInSync | ReplicasFailed):
             there = draft.fleet.live.get(request.broker)
             if there is None or there.incarnation != request.incarnation:
                 message = f"broker {request.broker} is not registered with {request.incarnation}"
@@ -120,11 +127,11 @@ class Work:
             done = [row for row in done if row.outcome.code is not Code.ELECTION_NOT_NEEDED]
         self.answers.append(Answer(request.tag, DONE, tuple(done)))
 
-    def _carry_out_row(
-        self, request: AlterInSync | ElectLeaders | Reassign, place: int
-    ) -> InSyncAnswer | RowOutcome:
+    def _carry_out_row(self, request: OfRows, place: int) -> InSyncAnswer | RowOutcome:
         if isinstance(request, AlterInSync):
             return alter_in_sync(self._draft, request, request.rows[place])
+        if isinstance(request, ReplicasFailed):
+            return fail_replica(self._draft, request, request.rows[place])
         if isinstance(request, Reassign):
             self.concerned.add(request.rows[place].partition)
             return reassign(self._draft, request.rows[place])

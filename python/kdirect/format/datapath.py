@@ -32,8 +32,7 @@ class Fetched(NamedTuple):
 
     Of a cluster: `preferred` is the broker where this consumer should read (version 11 and later,
     KIP-392); `diverging` the (leader epoch, end offset) from which on the fetching replica has
-    other records than the leader; `leader` the (broker, leader epoch) to turn to after an error
-    (both version 12 and later)."""
+    other records than the leader (version 12 and later)."""
 
     partition: int
     error: int
@@ -44,7 +43,6 @@ class Fetched(NamedTuple):
     size: int
     preferred: int = -1
     diverging: tuple[int, int] | None = None
-    leader: tuple[int, int] | None = None
 
 
 class NodeEndpoint(NamedTuple):
@@ -137,7 +135,8 @@ def fetch_response(
                 out.extend(p.buffers)
                 piece = bytearray()
             if flexible:
-                piece += _fetched_tags(p) if p.diverging or p.leader else b"\0"
+                diverging = p.diverging
+                piece += _tags([(0, _DIVERGING.pack(*diverging) + b"\0")]) if diverging else b"\0"
         if flexible:
             piece += b"\0"
     if flexible:
@@ -145,15 +144,6 @@ def fetch_response(
     if piece:
         out.append(piece)
     return out
-
-
-def _fetched_tags(p: Fetched) -> bytes:
-    fields = []
-    if p.diverging is not None:
-        fields.append((0, _DIVERGING.pack(*p.diverging) + b"\0"))
-    if p.leader is not None:
-        fields.append((1, _LEADER.pack(*p.leader) + b"\0"))
-    return _tags(fields)
 
 
 def produce_response(

@@ -220,6 +220,62 @@ class EndOfEpochResponse(ApiMessage, load_json=kdirect.format.messages):
     pass
 
 
+class OpenPushLinkRequest(ApiMessage, load_json=kdirect.format.messages):
+    pass
+
+
+class OpenPushLinkResponse(ApiMessage, load_json=kdirect.format.messages):
+    pass
+
+
+class AskPushRequest(ApiMessage, load_json=kdirect.format.messages):
+    pass
+
+
+class AskPushResponse(ApiMessage, load_json=kdirect.format.messages):
+    pass
+
+
+class GrantPushRequest(ApiMessage, load_json=kdirect.format.messages):
+    pass
+
+
+class GrantPushResponse(ApiMessage, load_json=kdirect.format.messages):
+    pass
+
+
+class AskSegmentsRequest(ApiMessage, load_json=kdirect.format.messages):
+    pass
+
+
+class AskSegmentsResponse(ApiMessage, load_json=kdirect.format.messages):
+    pass
+
+
+class OpenReadingRequest(ApiMessage, load_json=kdirect.format.messages):
+    pass
+
+
+class OpenReadingResponse(ApiMessage, load_json=kdirect.format.messages):
+    pass
+
+
+class DescribeReplicasRequest(ApiMessage, load_json=kdirect.format.messages):
+    pass
+
+
+class DescribeReplicasResponse(ApiMessage, load_json=kdirect.format.messages):
+    pass
+
+
+class EndPushRequest(ApiMessage, load_json=kdirect.format.messages):
+    pass
+
+
+class EndPushResponse(ApiMessage, load_json=kdirect.format.messages):
+    pass
+
+
 # -- registry --------------------------------------------------------------------------------------
 class Api(NamedTuple):
     """One API: its message classes and the versions that we speak, `low` to `high` inclusive."""
@@ -279,7 +335,19 @@ API_NAMES: dict[str, Api] = {api.name: api for api in APIS.values()}
 
 API_VERSIONS = ApiVersionsRequest.API_KEY
 # What brokers of a cluster ask one another, which no client is told of.
-REPLICA_API_KEYS = frozenset((FetchAsReplicaRequest.API_KEY, EndOfEpochRequest.API_KEY))
+REPLICA_API_KEYS = frozenset(
+    message.API_KEY
+    for message in (
+        FetchAsReplicaRequest,
+        EndOfEpochRequest,
+        OpenPushLinkRequest,
+        AskPushRequest,
+        GrantPushRequest,
+        AskSegmentsRequest,
+        OpenReadingRequest,
+        EndPushRequest,
+    )
+)
 BROKER_API_KEYS = REPLICA_API_KEYS | {AskControllerRequest.API_KEY}
 ACCESS_API_KEYS = frozenset(v for name, v in layout.constants().items() if name.startswith("API_"))
 

@@ -152,13 +152,17 @@ def read_offsets(path: Path) -> dict[TopicPartition, int]:
 
 
 def write_leader_epochs(
-    directory: Path, epochs: Sequence[tuple[int, int]], *, sync_name: bool = True
+    directory: Path,
+    epochs: Sequence[tuple[int, int]],
+    *,
+    sync: bool = True,
+    sync_name: bool = True,
 ) -> None:
     """(epoch, start offset), rising in both."""
     text = (
         "\n".join(["0", str(len(epochs)), *(f"{epoch} {start}" for epoch, start in epochs)]) + "\n"
     )
-    replace_file(directory / LEADER_EPOCHS, text.encode(), sync_name=sync_name)
+    replace_file(directory / LEADER_EPOCHS, text.encode(), sync=sync, sync_name=sync_name)
 
 
 def read_leader_epochs(directory: Path) -> list[tuple[int, int]]:
@@ -214,10 +218,12 @@ class PartitionMetadata(NamedTuple):
     dense_from: int | None
 
 
-def write_partition_metadata(directory: Path, topic_id: uuid.UUID, dense_from: int) -> None:
+def write_partition_metadata(
+    directory: Path, topic_id: uuid.UUID, dense_from: int, *, sync: bool = True
+) -> None:
     """Kafka's file; it reads the first two lines and leaves the third alone."""
     text = f"version: 0\ntopic_id: {encode_id(topic_id)}\n{DENSE_FROM}: {dense_from}"
-    replace_file(directory / PARTITION_METADATA, text.encode())
+    replace_file(directory / PARTITION_METADATA, text.encode(), sync=sync)
 
 
 def read_partition_metadata(directory: Path) -> PartitionMetadata | None:
@@ -244,10 +250,10 @@ def read_partition_metadata(directory: Path) -> PartitionMetadata | None:
         ) from e
 
 
-def write_properties(path: Path, properties: Mapping[str, str], *, sync_name: bool = True) -> None:
+def write_properties(path: Path, properties: Mapping[str, str], *, sync: bool = True) -> None:
     """Java's properties format, as far as our values need it."""
     lines = [f"{name}={value}" for name, value in sorted(properties.items())]
-    replace_file(path, ("\n".join(["#", *lines]) + "\n").encode(), sync_name=sync_name)
+    replace_file(path, ("\n".join(["#", *lines]) + "\n").encode(), sync=sync)
 
 
 def read_properties(path: Path) -> dict[str, str] | None:

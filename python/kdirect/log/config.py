@@ -58,18 +58,6 @@ class LogConfig:
     def __post_init__(self) -> None:
         object.__setattr__(self, "segment_bytes", whole_pages(self.segment_bytes))
 
-    @property
-    def offset_index_bytes(self) -> int:
-        """Size of the offset index of a full head: its entries, and no more than
-        `index_max_bytes`."""
-        return self.index_bytes(OFFSET_ENTRY_BYTES, self.segment_bytes)
-
-    @property
-    def time_index_bytes(self) -> int:
-        """Size of the time index of a full head; one entry more than the offset index for the
-        seal."""
-        return self.index_bytes(TIME_ENTRY_BYTES, self.segment_bytes)
-
     def index_bytes(self, entry_bytes: int, capacity: int) -> int:
         """Size of an index that is not full before a head of `capacity` bytes is, and no more than
         `index_max_bytes`."""
@@ -162,6 +150,18 @@ _FIELD_OF = {
     "segment.ms": "segment_ms",
     "unclean.leader.election.enable": "unclean_leader_election",
 }
+
+
+def kernel_settings(config: LogConfig) -> dict[str, Any]:
+    """The part of a LogConfig that the commit kernel applies."""
+    return {
+        "segment_bytes": config.segment_bytes, "max_batch_bytes": config.max_message_bytes,
+        "index_interval_bytes": config.index_interval_bytes, "segment_ms": config.segment_ms,
+        "before_max_ms": config.timestamp_before_max_ms,
+        "after_max_ms": config.timestamp_after_max_ms,
+        "log_append_time": config.timestamp_type == LOG_APPEND_TIME,
+        "hold_high_watermark": config.flush_before_ack, "wait_for_disk": config.flush_before_ack,
+    }  # fmt: skip
 
 
 def _timestamp_type(name: str) -> int:

@@ -80,9 +80,9 @@ class LeaderEpochs:
         self._epochs = epochs
         return epochs[-1][0]
 
-    def trim(self, log_start_offset: int) -> None:
-        """Forget those that have no record left."""
-        gone = [e for e in self._epochs if e[1] <= log_start_offset]
-        if len(gone) > 1 or (gone and gone[-1][1] < log_start_offset):
-            self._epochs = [(gone[-1][0], log_start_offset), *self._epochs[len(gone) :]]
+    def trim(self, first_offset: int) -> None:
+        """Forget those that have no record left: none below `first_offset` is kept."""
+        gone = [e for e in self._epochs if e[1] <= first_offset]
+        if len(gone) > 1 or (gone and gone[-1][1] < first_offset):
+            self._epochs = [(gone[-1][0], first_offset), *self._epochs[len(gone) :]]
             checkpoint.write_leader_epochs(self._directory, self._epochs)

@@ -5,10 +5,11 @@ asks, `kdirect.log.head` and `kdirect.log.segment` do the work.
 
 A head begins with what its first request needs, and grows in place, in steps, up to
 ``segment.bytes``; its segments are those that Kafka would have.  A step is four times what there
-is, or sixteen times where the step before was used up within a second: so a partition with one
-record costs some pages, and a busy one has a whole head after three steps.  The head after one that
-was filled quickly is whole from the start.  Where nothing was appended for a while, what is not
-used is given back.
+is, or sixteen times where the step before was used up within a second, but not more than
+`STEP_BYTES` larger: so a partition with one record costs some pages, a busy one has a whole head of
+64 MiB after three steps, and nobody waits while the whole of a larger segment is zeroed.  The head
+after one that was filled quickly begins with such a step, or whole, if it is ready by then.  Where
+nothing was appended for a while, what is not used is given back.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from kdirect.log.config import OFFSET_ENTRY_BYTES, TIME_ENTRY_BYTES, LogConfig, 
 GRANT_BYTES = 32 << 10
 FACTOR = 4
 QUICK_FACTOR = 16
+# No step is larger, unless more is needed at once.
+STEP_BYTES = 64 << 20
 # A step that was used up within this is followed by a larger one.
 QUICK_S = 1.0
 # A head that was filled within this is followed by a whole one (and a spare, see
@@ -54,7 +57,9 @@ def head_bytes(config: LogConfig, capacity: int) -> HeadBytes:
 def next_capacity(capacity: int, need: int, limit: int, *, quick: bool) -> int:
     """To how many bytes a head of `capacity` grows so that it has `need`, which is not more than
     `limit`."""
-    wanted = max(need, capacity * (QUICK_FACTOR if quick else FACTOR))
+    wanted = capacity * (QUICK_FACTOR if quick else FACTOR)
+    limit = min(limit, max(need, capacity + STEP_BYTES))
+    wanted = max(need, min(wanted, limit))
     if 2 * wanted > limit:
         return limit
     if wanted >= HUGE_BYTES:
@@ -101,4 +106,4 @@ class HeadUse:
         return now - self.quiet_since >= QUIET_S
 
 
-__all__ = ["GRANT_BYTES", "HeadBytes", "HeadUse", "head_bytes", "next_capacity"]
+__all__ = ["GRANT_BYTES", "STEP_BYTES", "HeadBytes", "HeadUse", "head_bytes", "next_capacity"]

@@ -85,13 +85,21 @@ def allocate(path: Path, length: int, *, huge: bool = False) -> int:
 
 class PreparedHead:
     """Files of a head to come, under temporary names: `capacity` bytes of it exist (None:
-    all).  `publish` names them; `discard` removes them.  One thread at a time."""
+    all).  `publish` names them; `discard` removes them.  One thread at a time.  `is_pulled`: a
+    segment of just that length is copied into it, and so will the next one be: no spare is made."""
 
     def __init__(
-        self, directory: Path, config: LogConfig, *, capacity: int | None = None, name: str = "head"
+        self,
+        directory: Path,
+        config: LogConfig,
+        *,
+        capacity: int | None = None,
+        name: str = "head",
+        is_pulled: bool = False,
     ) -> None:
         self.directory = directory
         self.config = config
+        self.is_pulled = is_pulled
         # Several may exist at a time: a spare, and one that was granted ahead.
         self.name = f"{name}-{next(_numbers)}"
         self._fd = -1

@@ -113,6 +113,7 @@ class CommitKernel:
         after_max_ms: int = ...,
         log_append_time: bool = False,
         hold_high_watermark: bool = False,
+        wait_for_disk: bool = False,
     ) -> None: ...
     # state
     def view(self) -> KernelView: ...

@@ -435,8 +435,7 @@ cdef class CommitKernel:
         cdef kernel_state* s = <kernel_state*> self._state
         with nogil:
             pthread_mutex_lock(&s.lock)
-            if s.data != NULL:
-                s.capacity = capacity
+            s.capacity = s.capacity if s.data == NULL else capacity
             pthread_mutex_unlock(&s.lock)
 
     def roll_without_head(self):
@@ -539,9 +538,9 @@ cdef class CommitKernel:
             pthread_mutex_unlock(&s.lock)
 
     def configure(self, *, uint32_t segment_bytes=INT32_MAX, uint32_t max_batch_bytes=INT32_MAX,
-                  uint32_t index_interval_bytes=4096, int64_t segment_ms=INT64_MAX,
-                  int64_t before_max_ms=INT64_MAX, int64_t after_max_ms=INT64_MAX,
-                  bint log_append_time=False, bint hold_high_watermark=False):
+            uint32_t index_interval_bytes=4096, int64_t segment_ms=INT64_MAX,
+            int64_t before_max_ms=INT64_MAX, int64_t after_max_ms=INT64_MAX,
+            bint log_append_time=False, bint hold_high_watermark=False, bint wait_for_disk=False):
         """Change the policy given at construction."""
         cdef kernel_state* s = <kernel_state*> self._state
         with nogil:
@@ -554,6 +553,7 @@ cdef class CommitKernel:
             s.after_max_ms = after_max_ms
             s.append_time = log_append_time
             s.gate_holds = hold_high_watermark
+            s.disk_holds = wait_for_disk
             s.hold = s.gate_holds or s.counted != 0
             if not s.hold and s.readable.offset < s.log_end:
                 move_to_end(s)
@@ -621,7 +621,7 @@ cdef class CommitKernel:
 
     @property
     def capacity(self):
-        """Bytes of the head that exist."""
+        """Bytes of the head that exist, 0 while there is none."""
         return (<kernel_state*> self._state).capacity
 
     @property

@@ -7,6 +7,11 @@ accord: the broker calls `apply_retention`, `flush_due` and `checkpoint` when th
 Life: construct, `open`, use, `close`.  A process that dies without `close` leaves no clean-shutdown
 marker, and the next `open` recovers.  Any thread may call.
 
+**Directories that fail.**  Where there are several directories, or other brokers may have replicas,
+one whose disk has failed (`trouble`) goes offline for good: nothing is written there any more, its
+partitions are told of (`on_failed`) and let go (`drop`), and new ones are made elsewhere.  A broker
+that is alone with one directory has no better one: it goes on as far as it can.
+
 Locks: ``_change_lock`` is held by whatever opens, closes, makes, alters or deletes, and may wait
 for the disk.  Looking at partitions takes no lock: the dictionaries are replaced entry by entry,
 and copied at once before they are walked.
@@ -14,6 +19,7 @@ and copied at once before they are walked.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import logging
 import os
@@ -21,7 +27,7 @@ import re
 import shutil
 import threading
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +35,16 @@ from kdirect.errors import ClosedError, ConfigError, CorruptLogError, KdirectErr
 from kdirect.log import checkpoint
 from kdirect.log.config import LogConfig
 from kdirect.log.partition import Partition
-from kdirect.log.recovery import load_partition
+from kdirect.log.recovery import begin_directory, load_partition
+from kdirect.log.trouble import Trouble, trouble_of
 from kdirect.model import TopicPartition, check_topic_name
 
 log = logging.getLogger("kdirect.log")
 
 LOCK_FILE = ".lock"
-_PARTITION_DIRECTORY = re.compile(r"([a-zA-Z0-9._-]{1,249})-(\d{1,10})\Z")
+PARTITION_DIRECTORY = re.compile(r"([a-zA-Z0-9._-]{1,249})-(\d{1,10})\Z")
 _DELETED_SUFFIX = "-delete"
+_NEW_SUFFIX = "-new"  # of directories that are being made
 
 
 class LogManager:
@@ -68,6 +76,12 @@ class LogManager:
         self.node_id = node_id
         self.cluster_id = cluster_id or ""
         self.replicated = replicated
+        self.offline: dict[Path, str] = {}  # directories that have failed, and why
+        # What was in them, as far as known, with the ids of the topics.
+        self.lost: dict[TopicPartition, uuid.UUID | None] = {}
+        # A directory has failed; a partition could not be written for lack of room.  Any thread.
+        self.on_failed: Callable[[Path], None] = lambda directory: None
+        self.on_full: Callable[[Partition], None] = lambda partition: None
         self.partitions: dict[TopicPartition, Partition] = {}
         self._wanted_cluster_id = cluster_id
         self._adopts = False
@@ -76,6 +90,7 @@ class LogManager:
         self._by_topic: dict[str, dict[int, Partition]] = {}
         self._change_lock = threading.RLock()
         self._checkpoint_lock = threading.Lock()
+        self._offline_lock = threading.Lock()
         self._opened = False
 
     # -- open, close -------------------------------------------------------------------------------
@@ -87,9 +102,14 @@ class LogManager:
                 raise LogError("the log manager is open already")
             try:
                 for directory in self.log_dirs:
-                    self._lock_directory(directory)
+                    self._unless_failed(directory, self._lock_directory)
+                for directory in self.usable_dirs:
+                    self._unless_failed(directory, _read_meta)
                 self._check_identity()
-                clean = [self._load_directory(directory) for directory in self.log_dirs]
+                clean = [
+                    self._unless_failed(directory, self._load_directory)
+                    for directory in self.usable_dirs
+                ]
                 if not all(clean):
                     # A recovery point above what was recovered would vouch for records to come.
                     self.checkpoint()
@@ -102,6 +122,22 @@ class LogManager:
                 raise
             self._opened = True
         return self
+
+    def _unless_failed(self, directory: Path, work: Callable[[Path], Any]) -> Any:
+        """Do one step of `open`.  Of a broker whose partitions others have, a directory that has
+        failed is left out, as long as there is another one."""
+        try:
+            return work(directory)
+        except (LogError, OSError) as e:
+            others = [d for d in self.usable_dirs if d != directory]
+            if not (self.replicated and others and isinstance(e.__cause__ or e, OSError)):
+                raise
+            if trouble_of(e, directory) is not Trouble.FAILED:
+                raise
+            self.offline[directory] = str(e)
+            self.drop(directory)
+            log.error("log directory %s is left out, for it has failed: %s", directory, e)
+            return True
 
     def belong_to(self, cluster_id: str, *, adopt: bool = False) -> None:
         """Before `open`: the directories are those of this cluster, or new; with `adopt`, they
@@ -141,7 +177,7 @@ class LogManager:
 
     def _check_identity(self) -> None:
         found: dict[Path, dict[str, str] | None] = {
-            d: checkpoint.read_properties(d / checkpoint.META_PROPERTIES) for d in self.log_dirs
+            directory: _read_meta(directory) for directory in self.usable_dirs
         }
         for directory, properties in found.items():
             if properties is None:
@@ -222,15 +258,19 @@ class LogManager:
         return clean
 
     def _partition_directories(self, directory: Path) -> Iterator[tuple[TopicPartition, Path]]:
-        """The partitions in a log directory; what a deletion has left is removed."""
+        """The partitions in a log directory; what a deletion, or a creation that was not finished,
+        has left is removed."""
         with os.scandir(directory) as entries:
             names = sorted(entry.name for entry in entries if entry.is_dir())
         for name in names:
             path = directory / name
-            if name.endswith(_DELETED_SUFFIX):
+            unfinished = name.endswith(_NEW_SUFFIX) and PARTITION_DIRECTORY.match(
+                name.removesuffix(_NEW_SUFFIX)
+            )
+            if unfinished or name.endswith(_DELETED_SUFFIX):
                 shutil.rmtree(path, ignore_errors=True)
                 continue
-            match = _PARTITION_DIRECTORY.match(name)
+            match = PARTITION_DIRECTORY.match(name)
             if match is None:
                 log.warning("%s is no partition: it is left alone", path)
                 continue
@@ -299,6 +339,9 @@ class LogManager:
             failed: list[KdirectError | OSError] = []
             try:
                 for partition in self.partitions.values():
+                    if partition.directory.parent in self.offline:  # there was no time to drop it
+                        partition.abandon()
+                        continue
                     try:
                         partition.close(clean=clean)
                     except (KdirectError, OSError) as e:
@@ -307,7 +350,7 @@ class LogManager:
                 if clean:
                     self.checkpoint()
                     if not failed:
-                        for directory in self.log_dirs:
+                        for directory in self.usable_dirs:
                             checkpoint.replace_file(
                                 directory / checkpoint.CLEAN_SHUTDOWN,
                                 b'{"version":0,"brokerEpoch":-1}',
@@ -325,51 +368,113 @@ class LogManager:
         overrides: Mapping[str, Any] | None = None,
         topic_id: uuid.UUID | None = None,
     ) -> Partition:
-        """A new, empty partition, in the log directory that has fewest.  `overrides` are topic
-        properties; `topic_id` is needed once per topic: further partitions take that of the first.
-        """
-        check_topic_name(topic_partition.topic)
-        if topic_partition.partition < 0:
-            raise ConfigError(f"partition number {topic_partition.partition} is negative")
+        """A new, empty partition; see `create_partitions`."""
+        return self.create_partitions([topic_partition], overrides, topic_id)[0]
+
+    def create_partitions(
+        self,
+        topic_partitions: Sequence[TopicPartition],
+        overrides: Mapping[str, Any] | None = None,
+        topic_id: uuid.UUID | None = None,
+    ) -> list[Partition]:
+        """New, empty partitions of one topic, all or none, each in the log directory that has
+        fewest.  `overrides` are topic properties; `topic_id` is needed once per topic: further
+        partitions take that of the first.
+
+        Their directories get their names once what is in them is on disk, so a crash leaves whole
+        ones, and such as the next start removes.  Many cost hardly more syncs than one."""
+        for topic, number in topic_partitions:
+            check_topic_name(topic)
+            if number < 0:
+                raise ConfigError(f"partition number {number} is negative")
         with self._change_lock:
             self._check_open()
-            if topic_partition in self.partitions:
-                raise LogError(f"partition {topic_partition} exists already")
+            for tp in topic_partitions:
+                if tp in self.partitions:
+                    raise LogError(f"partition {tp} exists already")
             config = self.config.with_overrides(overrides) if overrides else self._plain
-            if topic_id is None:
-                topic_id = self.topic_id(topic_partition.topic)
-            held = dict.fromkeys(self.log_dirs, 0)
-            if (
-                len(held) > 1
-            ):  # counting all partitions for each new one makes a large topic quadratic
-                for partition in self.partitions.values():
-                    held[partition.directory.parent] += 1
-            parent = min(self.log_dirs, key=lambda d: held[d])
-            directory = parent / str(topic_partition)
+            if topic_id is None and topic_partitions:
+                topic_id = self.topic_id(topic_partitions[0].topic) or checkpoint.new_id()
+            made: list[Partition] = []
+            named: list[Path] = []
             try:
-                directory.mkdir()
-                try:
-                    if config.overrides:
-                        # `load_partition` syncs the new directory.
-                        checkpoint.write_properties(
-                            directory / checkpoint.TOPIC_PROPERTIES,
-                            config.overrides,
-                            sync_name=False,
+                places = self._places(topic_partitions)
+                for parent, some in places.items():
+                    try:
+                        self._make_directories(parent, some, config, topic_id, named)
+                        for tp in some:
+                            directory = parent / str(tp)
+                            files = os.listdir(directory)
+                            new = load_partition(tp, directory, config, clean=True, files=files)
+                            made.append(new)
+                    except OSError as e:
+                        self._note(parent, e)
+                        raise LogError(
+                            f"cannot create partition {', '.join(map(str, some[:10]))} in {parent}:"
+                            f" {e}",
+                            hint="check its space and permissions",
+                        ) from e
+                with self._offline_lock:  # what is here when a directory fails is let go
+                    if not places.keys().isdisjoint(self.offline):
+                        raise LogError(
+                            "a log directory failed while partitions were made in it",
+                            hint="ask again: they are made in another one",
                         )
-                    partition = load_partition(
-                        topic_partition, directory, config, clean=True, topic_id=topic_id, files=[]
-                    )
-                    checkpoint.sync_directory(parent)
-                except BaseException:
-                    shutil.rmtree(directory, ignore_errors=True)  # or the next try would find it
-                    raise
-            except OSError as e:
-                raise LogError(
-                    f"cannot create partition {topic_partition} in {parent}: {e}",
-                    hint="check its space and permissions",
-                ) from e
-            self._add(partition)
-            return partition
+                    for partition in made:
+                        self._add(partition)
+            except BaseException:
+                for partition in made:
+                    partition.close(clean=False)
+                for directory in named:  # or the next try would find them
+                    shutil.rmtree(directory, ignore_errors=True)
+                raise
+            return [self.partitions[tp] for tp in topic_partitions]
+
+    def _places(self, topic_partitions: Sequence[TopicPartition]) -> dict[Path, list[Any]]:
+        """The log directories of new partitions.  LogError."""
+        usable = self.usable_dirs
+        if not usable:
+            raise LogError("all log directories have failed", hint="check the disks")
+        held = dict.fromkeys(usable, 0)
+        if len(held) > 1:
+            for partition in self.partitions.values():
+                if partition.directory.parent in held:
+                    held[partition.directory.parent] += 1
+        places: dict[Path, list[Any]] = {}
+        for tp in topic_partitions:
+            parent = min(usable, key=lambda d: held[d])
+            held[parent] += 1
+            places.setdefault(parent, []).append(tp)
+        return places
+
+    def _make_directories(
+        self,
+        parent: Path,
+        topic_partitions: Sequence[TopicPartition],
+        config: LogConfig,
+        topic_id: uuid.UUID | None,
+        named: list[Path],
+    ) -> None:
+        """Empty logs, on disk; `named` gets those that have their names."""
+        assert topic_id is not None
+        fresh: list[Path] = []
+        try:
+            for tp in topic_partitions:
+                if (parent / str(tp)).exists():
+                    raise FileExistsError(errno.EEXIST, "there is something", str(parent / str(tp)))
+                fresh.append(parent / f"{tp}{_NEW_SUFFIX}")
+                shutil.rmtree(fresh[-1], ignore_errors=True)
+                begin_directory(fresh[-1], config, topic_id)
+            paths = [path for unnamed in fresh for path in (*unnamed.iterdir(), unnamed)]
+            checkpoint.sync_paths(parent, paths)
+            for unnamed, tp in zip(fresh, topic_partitions, strict=True):
+                os.rename(unnamed, parent / str(tp))
+                named.append(parent / str(tp))
+            checkpoint.sync_directory(parent)
+        except BaseException:
+            for unnamed in fresh:
+                shutil.rmtree(unnamed, ignore_errors=True)
+            raise
 
     def _add(self, partition: Partition) -> None:
         topic, number = partition.topic_partition
@@ -450,6 +555,7 @@ class LogManager:
                 continue
             except (KdirectError, OSError) as e:
                 log.error("retention of %s failed: %s", partition.topic_partition, e)
+                self.look_into(partition, e)
         return deleted
 
     def flush_due(self, now_ms: int) -> int:
@@ -461,6 +567,7 @@ class LogManager:
                 flushed += partition.flush_due(now_ms)
             except (KdirectError, OSError) as e:
                 log.error("flush of %s failed: %s", partition.topic_partition, e)
+                self.look_into(partition, e)
         return flushed
 
     def checkpoint(self) -> None:
@@ -468,32 +575,89 @@ class LogManager:
         less."""
         with self._checkpoint_lock:  # two threads would write the same temporary files
             partitions = self._each()
-            for directory in self.log_dirs:
+            failed: list[OSError] = []
+            for directory in self.usable_dirs:
                 mine = [p for p in partitions if p.directory.parent == directory]
-                checkpoint.write_offsets(
-                    directory / checkpoint.RECOVERY_POINTS,
-                    {p.topic_partition: p.recovery_point for p in mine},
-                )
-                checkpoint.write_offsets(
-                    directory / checkpoint.LOG_STARTS,
-                    {
-                        p.topic_partition: p.log_start_offset
-                        for p in mine
-                        if p.log_start_offset > p.segments[0].base_offset
-                    },
-                )
-                checkpoint.write_offsets(
-                    directory / checkpoint.HIGH_WATERMARKS,
-                    {p.topic_partition: p.high_watermark for p in mine},
-                )
+                try:
+                    self._write_offsets(directory, mine)
+                except OSError as e:
+                    self._note(directory, e)
+                    if directory not in self.offline:
+                        failed.append(e)
+            if failed:
+                raise failed[0]
+
+    def _write_offsets(self, directory: Path, mine: list[Partition]) -> None:
+        """The checkpoints of one directory."""
+        checkpoint.write_offsets(
+            directory / checkpoint.RECOVERY_POINTS,
+            {p.topic_partition: p.recovery_point for p in mine},
+        )
+        checkpoint.write_offsets(
+            directory / checkpoint.LOG_STARTS,
+            {
+                p.topic_partition: p.log_start_offset
+                for p in mine
+                if p.log_start_offset > p.segments[0].base_offset
+            },
+        )
+        checkpoint.write_offsets(
+            directory / checkpoint.HIGH_WATERMARKS,
+            {p.topic_partition: p.high_watermark for p in mine},
+        )
+
+    # -- directories that fail ---------------------------------------------------------------------
+
+    @property
+    def usable_dirs(self) -> list[Path]:
+        """The log directories that have not failed."""
+        return [d for d in self.log_dirs if d not in self.offline]
+
+    def look_into(self, partition: Partition, error: BaseException) -> None:
+        """Work on the files of a partition ended with this error: is it the directory's?  Any
+        thread; it may touch the disk."""
+        found = self._note(partition.directory.parent, error)
+        if found is Trouble.FULL:
+            self.on_full(partition)
+
+    def _note(self, directory: Path, error: BaseException) -> Trouble:
+        """What the error says of the directory, which goes offline if it has failed."""
+        if not self.replicated and len(self.log_dirs) == 1:
+            return Trouble.NONE
+        found = trouble_of(error, directory)
+        with self._offline_lock:
+            if found is not Trouble.FAILED or directory in self.offline or not self._opened:
+                return found
+            self.offline[directory] = str(error)
+            self.lost.update({p.topic_partition: p.topic_id for p in self._in(directory)})
+        log.error("log directory %s has failed, its partitions are offline: %s", directory, error)
+        self.on_failed(directory)
+        return found
+
+    def _in(self, directory: Path) -> list[Partition]:
+        return [p for p in self._each() if p.directory.parent == directory]
+
+    def drop(self, directory: Path) -> None:
+        """Let go of the partitions in a directory that has failed; its files stay as they are."""
+        with self._change_lock:
+            for partition in self._in(directory):
+                partition.abandon()
+                self._remove(partition)
 
     def _each(self) -> list[Partition]:
         return list(self.partitions.values())
 
     def statistics(self) -> dict[str, int]:
         """Sums over all partitions; see the metrics of room `log`."""
-        total: dict[str, int] = {"log_partitions": len(self.partitions)}
+        total: dict[str, int] = {
+            "log_partitions": len(self.partitions),
+            "log_directories_failed": len(self.offline),
+        }
         for partition in self._each():
             for name, value in partition.statistics().items():
                 total[name] = total.get(name, 0) + value
         return total
+
+
+def _read_meta(directory: Path) -> dict[str, str] | None:
+    return checkpoint.read_properties(directory / checkpoint.META_PROPERTIES)

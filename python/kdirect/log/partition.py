@@ -10,8 +10,7 @@ Invariants:
 - A head grows in place up to ``segment.bytes``, in steps (`kdirect.log.growth`), and gives back
   what it does not use.
 - What is read or granted goes through ``sources``, one for each segment
-  (`kdirect.log.segment_source`).  The log may begin earlier than what is local of it: the log start
-  offset and the local log start offset are two values, equal as long as all sources are local.
+  (`kdirect.log.segment_source`).
 - ``log start <= recovery point`` does not hold in general, but everything below the recovery point
   is on disk; a crash loses nothing below it.
 - The high watermark moves when the `gate` (`kdirect.log.ack_gate`) says so; it may lie in a segment
@@ -26,6 +25,7 @@ kernel's mutex.  Appends take the kernel's mutex only, until they need room.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import shutil
@@ -34,7 +34,7 @@ import uuid
 from bisect import bisect_right
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from kdirect.errors import (
     ClosedError,
@@ -43,7 +43,7 @@ from kdirect.errors import (
     OffsetOutOfRangeError,
     StorageFullError,
 )
-from kdirect.log import checkpoint, producer_state, reading, time_lookup
+from kdirect.log import checkpoint, reading, time_lookup
 from kdirect.log.ack_gate import AckGate
 from kdirect.log.clock import now_ms as now_ms
 from kdirect.log.config import NEVER, LogConfig
@@ -57,25 +57,13 @@ from kdirect.log.results import CommitResult
 from kdirect.log.retention import expired
 from kdirect.log.rolling import RollCallback
 from kdirect.log.segment import Segment
-from kdirect.log.segment_source import LocalSource, Release, SegmentSource
+from kdirect.log.segment_source import Release, SegmentSource
 from kdirect.log.views import KernelView
-from kdirect.model import LOG_APPEND_TIME, TopicPartition
+from kdirect.model import TopicPartition
 
 log = logging.getLogger("kdirect.log")
 
 AppendResult: TypeAlias = CommitResult
-
-
-def kernel_settings(config: LogConfig) -> dict[str, Any]:
-    """The part of a LogConfig that the commit kernel applies."""
-    return {
-        "segment_bytes": config.segment_bytes, "max_batch_bytes": config.max_message_bytes,
-        "index_interval_bytes": config.index_interval_bytes, "segment_ms": config.segment_ms,
-        "before_max_ms": config.timestamp_before_max_ms,
-        "after_max_ms": config.timestamp_after_max_ms,
-        "log_append_time": config.timestamp_type == LOG_APPEND_TIME,
-        "hold_high_watermark": config.flush_before_ack,
-    }  # fmt: skip
 
 
 class Partition(ReplicaLog):
@@ -98,16 +86,20 @@ class Partition(ReplicaLog):
         self.topic_partition = topic_partition
         self.directory = directory
         self.config = config
+        self.head_config = config
         self.kernel = kernel
         self.topic_id = topic_id
         self.dense_from = dense_from  # below it Kafka wrote the log, and offsets may be missing
         self.before_roll: list[Callable[[Partition], None]] = []
         self.on_roll: list[RollCallback] = []
         self.before_give_back: list[Callable[[Partition], bool]] = []
+        # Called when more is on disk, or acknowledgements wait for that no longer.
+        self.on_flush: list[Callable[[], None]] = []
         self.gate = AckGate(holds=config.flush_before_ack, on_disk=recovery_point)
         self._is_copy = False
         self._append_lock = threading.Lock()
         self._disk = Flushing(str(topic_partition), directory, self.gate)
+        self._note_recovered(recovery_point)
         # Called when the recovery point or the high watermark goes back, which must be on disk
         # before the log goes on.
         self.write_checkpoints: Callable[[], None] = lambda: None
@@ -139,17 +131,6 @@ class Partition(ReplicaLog):
         return int(self.kernel.log_start_offset)
 
     @property
-    def local_log_start_offset(self) -> int:
-        """The first offset whose record is in a local segment and may be read: not below the log
-        start offset, and above it where older segments are kept in a tier only."""
-        return max(self.log_start_offset, self._segments[0].base_offset)
-
-    @property
-    def log_end_offset(self) -> int:
-        """The offset that the next record will get."""
-        return int(self.kernel.log_end_offset)
-
-    @property
     def high_watermark(self) -> int:
         """Consumers see records below it."""
         return int(self.kernel.high_watermark)
@@ -158,10 +139,6 @@ class Partition(ReplicaLog):
     def last_stable_offset(self) -> int:
         """Consumers that read committed records only see those below it."""
         return int(self.kernel.last_stable_offset)
-
-    @property
-    def leader_epoch(self) -> int:
-        return int(self.kernel.leader_epoch)
 
     @property
     def recovery_point(self) -> int:
@@ -183,13 +160,6 @@ class Partition(ReplicaLog):
         """Where each segment of the log is, oldest first."""
         return self._sources
 
-    def _set_segments(self, segments: tuple[Segment, ...]) -> None:
-        """Exchange the list of segments; with ``_lock`` held, once others know the partition."""
-        known = {s.segment: s for s in getattr(self, "_sources", ())}
-        self._segments = segments
-        self._sources = tuple(known.get(s) or LocalSource(s) for s in segments)
-        self._bases = [s.base_offset for s in segments]
-
     @property
     def head(self) -> Segment | None:
         """The active segment; None while it is empty and nothing of it is allocated."""
@@ -203,18 +173,13 @@ class Partition(ReplicaLog):
 
     def end_offset_for_epoch(self, epoch: int) -> tuple[int, int]:
         """Kafka's OffsetForLeaderEpoch: (the largest known epoch not above `epoch`, the offset at
-        which the next one starts); see `LeaderEpochs.end_offset`.  A replica whose last batch is of
-        `epoch` cuts its log there."""
+        which the next one starts), see `LeaderEpochs.end_offset`, but never below the log start.
+        (Replicas use `epochs_with_records`: deleted records that are kept have epochs, too.)"""
+        end = self.log_end_offset
         if epoch == self.leader_epoch:
-            return epoch, self.log_end_offset
-        return self._epochs.end_offset(epoch, self.log_end_offset)
-
-    def epochs_of(self, source: SegmentSource, offset: int) -> tuple[int, int]:
-        """(leader epoch of the batch at `offset`, the largest) in a segment: later batches are not
-        below the one nor above the other."""
-        if source is self._sources[-1]:
-            return self._epochs.at(offset), self.leader_epoch
-        return self._epochs.at(offset), self._epochs.at(max(offset, source.end_offset - 1))
+            return epoch, end
+        found, end = self._epochs.end_offset(epoch, end)
+        return (found, max(end, self.log_start_offset)) if found >= 0 else (found, end)
 
     def set_leader_epoch(self, epoch: int) -> None:
         """A new leadership: batches from here on carry `epoch`."""
@@ -274,18 +239,6 @@ class Partition(ReplicaLog):
 
     # -- read --------------------------------------------------------------------------------------
 
-    def _look(self) -> tuple[KernelView, tuple[SegmentSource, ...], list[int]]:
-        with self._lock:
-            return self.kernel.view(), self._sources, self._bases
-
-    def source_for(self, offset: int) -> SegmentSource:
-        """The source that holds `offset`; the last one for the log end offset.
-        OffsetOutOfRangeError."""
-        view, sources, bases = self._look()
-        if not max(view.log_start_offset, bases[0]) <= offset <= view.log_end_offset:
-            raise self._out_of_range(offset, view)
-        return sources[bisect_right(bases, offset) - 1]
-
     def is_current(self, segment: Segment | None) -> bool:
         """Is this one of the partition's segments, and not replaced?  None stands for a head of
         which nothing is allocated."""
@@ -309,13 +262,6 @@ class Partition(ReplicaLog):
                 break
             offset = source.end_offset
         return offset
-
-    def _out_of_range(self, offset: int, view: KernelView) -> OffsetOutOfRangeError:
-        return OffsetOutOfRangeError(
-            f"offset {offset} of {self.topic_partition} is outside"
-            f" [{view.log_start_offset}, {view.log_end_offset}]",
-            hint="records below were deleted by retention; records above do not exist yet",
-        )
 
     def read(
         self,
@@ -410,23 +356,6 @@ class Partition(ReplicaLog):
 
     # -- flush -------------------------------------------------------------------------------------
 
-    def flush(self, up_to: int | None = None) -> None:
-        """Return when every record below `up_to` (default: the log end offset) is on disk.
-
-        One fsync serves all callers that wait at the same time.  In group-commit mode it then makes
-        the records readable.  LogError after an fsync has failed: what is on disk is unknown from
-        then on."""
-        target = self.log_end_offset if up_to is None else up_to
-        if self.gate.on_disk >= target:
-            return
-        with self._flush_lock:
-            if self.gate.on_disk < target:
-                with self._lock:
-                    view, segments = self.kernel.view(), self._segments
-                self._disk.sync(segments, view.log_end_offset)
-                self._last_flush_ms = now_ms()
-                self._open_gate(view)
-
     def flush_due(self, now_ms: int) -> bool:
         """Flush if ``flush.ms`` or ``flush.messages`` asks for it, or a sealed segment is not on
         disk yet; whether it did.  A partition that is quiet gives back here what its head does not
@@ -455,8 +384,9 @@ class Partition(ReplicaLog):
             ]
             if not sealed or self._disk.failure is not None:
                 return False
-            self._disk.sync(sealed, sealed[-1].end_offset)
-            self._open_gate(self.kernel.view())
+            last = sealed[-1]
+            self._disk.sync(sealed, last.end_offset)
+            self._flushed(self.kernel.view(), last.end_offset, last.size, last.base_offset)
         return True
 
     # -- retention ---------------------------------------------------------------------------------
@@ -492,31 +422,6 @@ class Partition(ReplicaLog):
             self._segments, self.config, self.high_watermark, self.log_start_offset, now_ms
         )
 
-    def _delete_oldest(self, count: int) -> int:
-        if count == 0:
-            return 0
-        # The active one too: it needs a successor whose name remembers the log end.
-        if count == len(self._segments) and not self._retire_active():
-            return 0
-        with self._lock:
-            doomed = self._segments[:count]
-            self._set_segments(self._segments[count:])
-            # One step as long as nothing is kept elsewhere; then the log start stays.
-            self.kernel.set_log_start_offset(self._bases[0])
-        for segment in doomed:
-            log.info(
-                "deleting segment %s (offsets [%d, %d), %d bytes)",
-                segment.path,
-                segment.base_offset,
-                segment.end_offset,
-                segment.size,
-            )
-            segment.delete()
-        producer_state.delete_before(self.directory, self._bases[0])
-        self._epochs.trim(self.log_start_offset)
-        self._disk.directory_changed = True
-        return count
-
     def delete_records(self, offset: int) -> int:
         """Make `offset` (-1: the high watermark) the log start; the new log start offset.  Segments
         wholly below go now.  OffsetOutOfRangeError above the high watermark."""
@@ -544,15 +449,16 @@ class Partition(ReplicaLog):
     def reconfigure(self, config: LogConfig) -> None:
         """Apply other settings; sizes of segments and indexes count from the next roll on."""
         with self._roll_lock:
+            changed = config.flush_before_ack != self.config.flush_before_ack
             self.config = config
+            self._choose_head_config()
             self.gate.holds = config.flush_before_ack
             self._configure_kernel()
-
-    def _configure_kernel(self) -> None:
-        """Tell the kernel what `config` and the gate say; with the roll lock held."""
-        settings = kernel_settings(self.config)
-        settings["hold_high_watermark"] = self.gate.moves_high_watermark
-        self.kernel.configure(**settings)
+            if changed:
+                # What was appended before waits for a flush from now on, and nobody has begun one.
+                with contextlib.suppress(LogError):  # which was logged
+                    self.flush()
+                self._tell_flushed()
 
     def statistics(self) -> dict[str, int]:
         """Counters of this partition; see the metrics of room `log`."""
@@ -576,26 +482,38 @@ class Partition(ReplicaLog):
             cut_failure = self._cut_failure
             if cut_failure is not None:
                 clean = False
-            self._spare.give_back()
             active = self._segments[-1]
-            try:
+            with (
+                contextlib.ExitStack() as ending
+            ):  # whatever fails, the rest is done: last to first
+                for segment in self._segments:
+                    ending.callback(segment.close)
                 if active.is_head:
                     self.kernel.freeze()
-                    if clean:
-                        self.flush()
-                    with self._lock:
-                        active.take_from_kernel()
-                    active.finish_seal()
+                    ending.callback(self._end_head, active)
+                ending.callback(self._spare.give_back)
                 if clean:
+                    if active.is_head:
+                        self.flush()
                     self._snapshot_producers(*self.kernel.producers(), sync=True)
-            finally:
-                for segment in self._segments:
-                    segment.close()
             if clean:
                 active.sync(with_indexes=True)
                 checkpoint.sync_directory(self.directory)
         if cut_failure is not None:
             raise cut_failure
+
+    def _end_head(self, active: Segment) -> None:
+        with self._lock:
+            active.take_from_kernel()
+        active.finish_seal()
+
+    def abandon(self) -> None:
+        """Its directory has failed: tell the slots, and close, whatever the files do."""
+        self.kernel.revoke_slots()
+        try:
+            self.close(clean=False)
+        except (LogError, OSError) as e:
+            log.info("%s was closed although its files fail: %s", self.topic_partition, e)
 
     def delete(self, *, keep: bool = False) -> None:
         """The topic is gone: tell the slots, close, remove the directory; with `keep`, give it a

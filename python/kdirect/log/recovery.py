@@ -35,7 +35,7 @@ from kdirect.errors import CorruptLogError, FormatError
 from kdirect.format import layout
 from kdirect.format.batch import iterate_batches
 from kdirect.log import checkpoint
-from kdirect.log.config import PAGE_BYTES, LogConfig
+from kdirect.log.config import PAGE_BYTES, LogConfig, kernel_settings
 from kdirect.log.epochs import epoch_at
 from kdirect.log.index import OffsetIndex, TimeIndex
 from kdirect.log.kernel import CommitKernel
@@ -47,7 +47,7 @@ from kdirect.log.mapped import (
     last_batch,
     punch_hole,
 )
-from kdirect.log.partition import Partition, kernel_settings
+from kdirect.log.partition import Partition
 from kdirect.log.producer_history import load_producers
 from kdirect.log.scan import ScannedSegment, scan_segment
 from kdirect.log.segment import LOG_SUFFIX, SUFFIXES, TEMPORARY_SUFFIX, Segment, file_name
@@ -109,6 +109,18 @@ def load_partition(
     if high_watermark is not None:
         partition.hold_readers_at(high_watermark)
     return partition
+
+
+def begin_directory(directory: Path, config: LogConfig, topic_id: uuid.UUID) -> None:
+    """Put the files of an empty log into a new directory, for `load_partition`; none of them is
+    synced."""
+    directory.mkdir()
+    if config.overrides:
+        path = directory / checkpoint.TOPIC_PROPERTIES
+        checkpoint.write_properties(path, config.overrides, sync=False)
+    checkpoint.write_partition_metadata(directory, topic_id, 0, sync=False)
+    checkpoint.write_leader_epochs(directory, [(0, 0)], sync=False)
+    Segment.create_empty(directory, 0)
 
 
 # -- what is there ---------------------------------------------------------------------------------
@@ -369,7 +381,6 @@ def _load_after_crash(found: _Found, recovery_point: int, to_sync: list[Path]) -
     segments: list[Segment] = []
     expected = found.bases[0]
     epochs = checkpoint.read_leader_epochs(found.directory)
-    greatest_epoch = epochs[-1][0] if epochs else _ANY_EPOCH
     for i, base in enumerate(found.bases):
         if base != expected and base > recovery_point:
             _refuse_the_rest(found, found.bases[i:], expected)
@@ -381,7 +392,7 @@ def _load_after_crash(found: _Found, recovery_point: int, to_sync: list[Path]) -
         if next_base is not None and next_base <= recovery_point:
             segments.append(_trusted_segment(found, base, next_base))
         else:
-            segments.append(_scan(found, base, recovery_point, greatest_epoch))
+            segments.append(_scan(found, base, recovery_point, epochs))
         expected = segments[-1].end_offset
     if expected < recovery_point:
         log.error(
@@ -493,8 +504,10 @@ def _trusted_segment(found: _Found, base: int, end_offset: int) -> Segment:
     return segment
 
 
-def _scan(found: _Found, base: int, recovery_point: int, greatest_epoch: int) -> Segment:
-    """Scan one segment, make what follows its last good batch zeros, write its indexes."""
+def _scan(found: _Found, base: int, recovery_point: int, epochs: list[tuple[int, int]]) -> Segment:
+    """Scan one segment, make what follows its last good batch zeros, write its indexes.  `epochs`
+    were on disk before a batch of theirs was committed."""
+    greatest_epoch, newest_from = epochs[-1] if epochs else (_ANY_EPOCH, _ANYWHERE)
     directory, path, config = found.directory, found.path(base), found.config
     segment = Segment(directory, base, size=os.stat(path).st_size)
     segment.keep_length = True
@@ -508,7 +521,9 @@ def _scan(found: _Found, base: int, recovery_point: int, greatest_epoch: int) ->
             recovery_point,
             config.index_interval_bytes,
             dense_from=found.gaps_below,
+            least_epoch=epoch_at(epochs, base),
             greatest_epoch=greatest_epoch,
+            newest_from=newest_from,
         )
         if scanned.size < length and not punch_hole(
             segment.fd, scanned.size, length - scanned.size
@@ -564,10 +579,20 @@ def _load_epochs(
         epochs = [(stored[0][0], start_offset)]
     if not epochs:
         epochs = _epochs_of_batches(segments) or [(0, start_offset)]
+    elif epochs[0][1] > segments[0].base_offset:
+        epochs = [*_epochs_below(segments, *epochs[0]), *epochs[1:]]
     if epochs != stored:
         # In a new directory ``partition.metadata`` is written next, and syncs all names.
         checkpoint.write_leader_epochs(found.directory, epochs, sync_name=found.known is not None)
     return epochs
+
+
+def _epochs_below(segments: list[Segment], epoch: int, start: int) -> list[tuple[int, int]]:
+    """The leader epochs up to `epoch`, the first one that the file has, which begins at `start`
+    there.  Kafka forgets those of records below the log start, also where these are kept."""
+    batches = _epochs_of_batches([s for s in segments if s.base_offset < start])
+    below = [e for e in batches if e[0] <= epoch and e[1] < start]
+    return below if below and below[-1][0] == epoch else [*below, (epoch, start)]
 
 
 def _epochs_of_batches(segments: list[Segment]) -> list[tuple[int, int]]:

@@ -1,5 +1,5 @@
 """How far the replicas of a partition are: see replica_marks.pyx."""
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
 from kdirect.log.kernel cimport CommitKernel
 from kdirect.log.state cimport kernel_state, mark_t
@@ -30,6 +30,16 @@ cdef class ReplicaMarks:
     cdef int _enter(self, int32_t broker) noexcept nogil
 
 
+cdef inline bint disk_holds(CommitKernel kernel) noexcept nogil:
+    # Do acknowledgements wait for the disk (`log.flush.before.ack`)?
+    return (<kernel_state*> kernel._state).disk_holds
+cdef inline bint marks_count(CommitKernel kernel) noexcept nogil:
+    # Is it marks that move the high watermark?
+    return (<kernel_state*> kernel._state).counted != 0
+cdef inline int64_t acknowledged_by_disk(CommitKernel kernel) noexcept nogil:
+    # Records below this offset need not wait for the disk any more.
+    cdef kernel_state* s = <kernel_state*> kernel._state
+    return s.disk.offset if s.disk_holds else INT64_MAX
 cdef void log_end_mark(CommitKernel kernel, mark_t* out) noexcept nogil
 # The point where the log ends now.
 cdef void high_watermark_slot(CommitKernel kernel, uint32_t count, uint8_t* out) noexcept nogil

@@ -7,6 +7,10 @@ that count: the maximal in-sync set, the old one and the proposed (KIP-497; Kip3
 in AsyncIsr.tla).  Who counts, and whether the high watermark stands still, decides
 `kdirect.cluster.leading_replica`; this is its arithmetic, which needs no Python for each record.
 
+The disk is one more replica where acknowledgements wait for it (`log.flush.before.ack`): the
+partition's flushes say up to where it has everything (`note_on_disk`), and marks wait for it like
+for a broker that counts.
+
 Law of the room: marks are read and moved with the kernel's mutex held, so an acknowledgement, a
 commit and a roll never see half of each other.  While a replica counts, or the high watermark
 stands still, commits leave it where it is (`kernel_state.hold`), and the partition's `AckGate` does
@@ -170,6 +174,8 @@ cdef class ReplicaMarks:
         cdef int i
         if self.stands_still:
             return False
+        if s.disk_holds:
+            least = &s.disk
         for i in range(self._count):
             if self._replicas[i].counted and (
                     least == NULL or self._replicas[i].mark.offset < least.offset):
@@ -185,6 +191,17 @@ cdef class ReplicaMarks:
         update_slots(s)
         self.moves += 1
         return True
+
+    def look(self):
+        """More is on disk, or the disk counts no longer; whether the high watermark moved."""
+        cdef kernel_state* s = self._state_of()
+        cdef bint moved = False
+        with nogil:
+            pthread_mutex_lock(&s.lock)
+            if s.counted:
+                moved = self._move(s)
+            pthread_mutex_unlock(&s.lock)
+        return moved
 
     def ends(self):
         """{broker: offset below which it has everything, -1: not known}."""
@@ -204,6 +221,20 @@ cdef class ReplicaMarks:
         cdef int i
         return frozenset(self._replicas[i].broker for i in range(self._count)
                          if self._replicas[i].broker >= 0 and self._replicas[i].counted)
+
+
+def note_on_disk(CommitKernel kernel, int64_t offset, uint64_t position,
+                 int64_t segment_base_offset):
+    """Every record below `offset`, which lies at `position` of that segment (-1: nobody knows where
+    it lies), is on disk.  Going back is for `CommitKernel.truncate`."""
+    cdef kernel_state* s = <kernel_state*> kernel._state
+    with nogil:
+        pthread_mutex_lock(&s.lock)
+        if offset >= s.disk.offset:
+            s.disk.base = segment_base_offset
+            s.disk.position = position
+            s.disk.offset = offset
+        pthread_mutex_unlock(&s.lock)
 
 
 cdef void log_end_mark(CommitKernel kernel, mark_t* out) noexcept nogil:

@@ -26,61 +26,56 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from kdirect.errors import ClosedError, LogError, OffsetOutOfRangeError, StorageFullError
+from kdirect.errors import ClosedError, LogError, StorageFullError
 from kdirect.log import checkpoint, producer_state
 from kdirect.log.ack_gate import AckGate
 from kdirect.log.clock import now_ms
 from kdirect.log.config import PAGE_BYTES, LogConfig
-from kdirect.log.epochs import LeaderEpochs
 from kdirect.log.flushing import Flushing
-from kdirect.log.growth import GRANT_BYTES, LEAST_GIVEN_BACK, HeadUse, head_bytes, next_capacity
+from kdirect.log.growth import (
+    GRANT_BYTES,
+    LEAST_GIVEN_BACK,
+    STEP_BYTES,
+    HeadUse,
+    head_bytes,
+    next_capacity,
+)
 from kdirect.log.head import PreparedHead, SpareHead, cannot_allocate, reopen_as_head
-from kdirect.log.kernel import NO_HEAD, CommitKernel
+from kdirect.log.kept_segments import KeptSegments
+from kdirect.log.kernel import NO_HEAD
 from kdirect.log.mapped import first_timestamp
 from kdirect.log.producer_history import load_producers
 from kdirect.log.producers import ProducerEntry
 from kdirect.log.segment import Segment
 from kdirect.log.truncation import CutSegment
-from kdirect.log.views import KernelView
-from kdirect.model import TopicPartition
 
 log = logging.getLogger("kdirect.log")
 
 RollCallback = Callable[[Any, Segment, Segment], None]
 
 
-class Rolling:
+class Rolling(KeptSegments):
     """See the module.  What it works on is made by `Partition`."""
 
-    topic_partition: TopicPartition
     directory: Path
     config: LogConfig
-    kernel: CommitKernel
+    head_config: LogConfig  # by which heads are made: a copy's are as large as its leader's
     before_roll: list[Callable[[Any], None]]
     on_roll: list[RollCallback]
     before_give_back: list[Callable[[Any], bool]]
     gate: AckGate
     write_checkpoints: Callable[[], None]
-    _epochs: LeaderEpochs
-    _segments: tuple[Segment, ...]
-    _bases: list[int]
     _roll_lock: threading.RLock
     _flush_lock: threading.Lock
-    _lock: threading.RLock
     _spare: SpareHead
     _use: HeadUse
     _closed: bool
+    _is_copy: bool
     _cut_failure: LogError | None  # files and memory say different things since then
     _disk: Flushing
     _rolls: int
     _growths: int
     _given_back: int
-
-    def _set_segments(self, segments: tuple[Segment, ...]) -> None:
-        raise NotImplementedError
-
-    def _out_of_range(self, offset: int, view: KernelView) -> OffsetOutOfRangeError:
-        raise NotImplementedError
 
     def _make_room(self, base: int, error: int, length: int, now_ms: int) -> None:
         with self._roll_lock:
@@ -92,7 +87,8 @@ class Rolling:
                 head = self._segments[-1]
                 room = self.kernel.capacity - self.kernel.end_position
                 if self.kernel.over or (room < length and not self._grow(head, length)):
-                    self._roll(now_ms, length)
+                    if not self._lengthened(head):
+                        self._roll(now_ms, length)
 
     def make_room(self) -> Segment:
         """The head is full: grow it, or, where it has what ``segment.bytes`` allows, roll; the
@@ -109,11 +105,11 @@ class Rolling:
 
     def ensure_head(self, min_bytes: int) -> Segment:
         """The head, with room for `min_bytes`, and for `GRANT_BYTES` if it may have that; grows or
-        rolls when needed. StorageFullError."""
-        if min_bytes > self.config.segment_bytes:
+        rolls when needed.  StorageFullError."""
+        if min_bytes > self.head_config.segment_bytes:
             raise LogError(
                 f"{min_bytes} bytes do not fit into a segment of {self.topic_partition}"
-                f" ({self.config.segment_bytes} bytes)",
+                f" ({self.head_config.segment_bytes} bytes)",
                 hint="raise segment.bytes of the topic or send smaller batches",
             )
         with self._roll_lock:
@@ -133,7 +129,11 @@ class Rolling:
             except StorageFullError:
                 if room < min_bytes:
                     raise
-            return head if room >= min_bytes else self._roll(now_ms(), wanted)
+            if room >= min_bytes:
+                return head
+            if self._lengthened(head):
+                return self.ensure_head(min_bytes)
+            return self._roll(now_ms(), wanted)
 
     def head_nowait(self, min_bytes: int) -> Segment | None:
         """The head, if it has the room that `ensure_head` would make; else None, and `ensure_head`
@@ -149,7 +149,29 @@ class Rolling:
     def _limit(self, head: Segment) -> int:
         """How many bytes the head may grow to: those that it has addresses for, and that
         ``segment.bytes`` allows by now."""
-        return min(head.reserved_length, self.config.segment_bytes)
+        return min(head.reserved_length, self.head_config.segment_bytes)
+
+    def lengthen_head(self) -> None:
+        """Let the head of a copy, if there is one, have addresses for all that its leader's segment
+        may become: a leader that writes it cannot move its records.  StorageFullError."""
+        with self._roll_lock:
+            self._check_open()
+            head = self._segments[-1]
+            if head.is_head and head.size == 0:
+                self._roll(now_ms())  # which puts another one in its place
+            elif head.is_head:
+                self._lengthened(head)
+
+    def _lengthened(self, head: Segment) -> bool:
+        """The head of a copy is full because it has addresses for less than the leader's segment
+        may have: move its records to a file that has them, in the same segment.  False: it is full
+        because its leader's is."""
+        if not self._is_copy or self.kernel.over or head.size == 0:
+            return False
+        if head.reserved_length >= self.head_config.segment_bytes:
+            return False
+        self._cut_at(len(self._segments) - 1, int(self.kernel.log_end_offset))
+        return True
 
     def _grow(self, head: Segment, length: int) -> bool:
         """Allocate more of the head, so that `length` bytes have room; False when the head may not
@@ -158,10 +180,11 @@ class Rolling:
         if end + length > limit or capacity >= limit:
             return False
         now = time.monotonic()
-        wanted = next_capacity(capacity, end + length, limit, quick=self._use.quickly(now))
-        least = head_bytes(self.config, min(limit, end + length))
+        quick = self._use.quickly(now)
+        wanted = next_capacity(capacity, end + length, limit, quick=quick)
+        least = head_bytes(self.head_config, min(limit, end + length))
         try:
-            head.grow(head_bytes(self.config, wanted))
+            head.grow(head_bytes(self.head_config, wanted))
         except OSError:
             # Not so much, then, and only what is needed now.
             try:
@@ -200,10 +223,10 @@ class Rolling:
         StorageFullError."""
         with self._roll_lock:
             self._check_open()
-            spare = self._spare.take(self.config)
+            spare = self._spare.take(self.head_config)
             if spare is not None:
                 return spare
-            prepared = PreparedHead(self.directory, self.config)
+            prepared = PreparedHead(self.directory, self.head_config)
             prepared.populate(threading.Event())
             return prepared
 
@@ -235,6 +258,22 @@ class Rolling:
             old.keep_length = True
             return self._roll(now_ms()) if old.size else self._replace_empty(old, now_ms())
 
+    def copy_head(self) -> Segment:
+        """Move the head to a fresh file that has the same records, in a segment that begins at the
+        same offset: somebody may still write into the old file, as in `fence_head`.  So does a
+        replica whose leader hangs, for leaders alone decide where segments begin.  StorageFullError
+        leaves the head as it was."""
+        with self._roll_lock:
+            self._check_open()
+            old = self._segments[-1]
+            if not old.is_head:
+                return old
+            old.keep_length = True
+            if old.size == 0:
+                return self._replace_empty(old, now_ms())
+            self._cut_at(len(self._segments) - 1, int(self.kernel.log_end_offset))
+            return self._segments[-1]
+
     def _check_open(self) -> None:
         if self._closed:
             raise ClosedError(
@@ -244,17 +283,19 @@ class Rolling:
         if self._cut_failure is not None:
             raise self._cut_failure
 
-    def _prepare(self, room: int, *, whole: bool = False) -> PreparedHead:
-        """Files for the next head: a spare, or new ones with `room` bytes, or `whole`."""
-        spare = self._spare.take(self.config)
+    def _prepare(self, room: int, *, busy: bool = False) -> PreparedHead:
+        """Files for the next head: a spare, or new ones with `room` bytes, or, where the partition
+        is `busy`, with the largest step."""
+        spare = self._spare.take(self.head_config)
         if spare is not None:
             return spare
-        if whole:
+        if busy:
             try:
-                return PreparedHead(self.directory, self.config)
+                capacity = max(room, STEP_BYTES)
+                return PreparedHead(self.directory, self.head_config, capacity=capacity)
             except StorageFullError:
                 pass  # it begins small, as any other
-        return PreparedHead(self.directory, self.config, capacity=max(1, room))
+        return PreparedHead(self.directory, self.head_config, capacity=max(1, room))
 
     def _open_head(
         self, min_bytes: int, now_ms: int, wanted: int = 0, *, fresh: bool = False
@@ -263,7 +304,7 @@ class Rolling:
         segment after it.  `min_bytes` of room exist then, `wanted` where that is allowed."""
         self._check_open()
         old = self._segments[-1]
-        config = self.config
+        config = self.head_config
         kernel = self.kernel
         room = max(min_bytes, wanted)
         if not fresh and not old.sealed and old.size + min_bytes <= config.segment_bytes:
@@ -311,7 +352,8 @@ class Rolling:
         has changed when it raises."""
         self._check_open()
         old = self._segments[-1]
-        if not old.is_head or (old.size == 0 and old.reserved_length >= self.config.segment_bytes):
+        least = self.head_config.segment_bytes
+        if not old.is_head or (old.size == 0 and old.reserved_length >= least):
             return old
         for callback in self.before_roll:
             callback(self)
@@ -319,7 +361,7 @@ class Rolling:
             return self._replace_empty(old, now_ms, room)
         now = time.monotonic()
         busy = self._use.was_busy(now, old.size, self._limit(old))
-        prepared = given if given is not None else self._prepare(room, whole=busy)
+        prepared = given if given is not None else self._prepare(room, busy=busy)
         # No commits from here on, so that what the next segment begins with is known.
         thaw = self.kernel.freeze()
         new = None
@@ -340,8 +382,8 @@ class Rolling:
         old.finish_seal()
         self._snapshot_producers(producers, end_offset)
         self._rolls += 1
-        if busy:
-            self._spare.start(self.config)
+        if busy and not prepared.is_pulled:
+            self._spare.start(self.head_config)
         self._use.opened(now)
         self._tell(old, new)
         return new
@@ -413,6 +455,32 @@ class Rolling:
         self._tell(old, new)
         return True
 
+    def _delete_oldest(self, count: int) -> int:
+        if count == 0:
+            return 0
+        # The active one too: it needs a successor whose name remembers the log end.
+        if count == len(self._segments) and not self._retire_active():
+            return 0
+        with self._lock:
+            doomed = self._segments[:count]
+            self._set_segments(self._segments[count:])
+            # One step as long as nothing is kept elsewhere; then the log start stays.
+            self.kernel.set_log_start_offset(self._bases[0])
+        for segment in doomed:
+            log.info(
+                "deleting segment %s (offsets [%d, %d), %d bytes)",
+                segment.path,
+                segment.base_offset,
+                segment.end_offset,
+                segment.size,
+            )
+            segment.delete()
+        producer_state.delete_before(self.directory, self._bases[0])
+        # Not up to the log start: records below it may be kept, and replicas copy these, too.
+        self._epochs.trim(self.first_kept_offset)
+        self._disk.directory_changed = True
+        return count
+
     def _tell(self, old: Segment, new: Segment) -> None:
         for callback in self.on_roll:
             try:
@@ -472,7 +540,7 @@ class Rolling:
         thaw = self.kernel.freeze()
         try:
             position, end_offset = self._segments[at].locate(offset)
-            cut = CutSegment(self._segments[at], position, end_offset, self.config)
+            cut = CutSegment(self._segments[at], position, end_offset, self.head_config)
             self._cut(at, cut, position, end_offset)
         except BaseException:
             if self._cut_failure is None:

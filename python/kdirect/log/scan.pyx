@@ -62,6 +62,7 @@ cdef struct scan_t:
     int64_t dense_from
     int32_t least_epoch
     int32_t greatest_epoch
+    int64_t newest_from
     # what is found
     int64_t first_timestamp
     int64_t max_timestamp
@@ -115,6 +116,8 @@ cdef int _check(scan_t* s) noexcept nogil:
     if last < s.check_crc_from:
         return BATCH_OK
     if b.base_offset >= s.dense_from:
+        if b.base_offset >= s.newest_from:
+            s.least_epoch = s.greatest_epoch
         if not s.least_epoch <= b.leader_epoch <= s.greatest_epoch:
             return BAD_EPOCH
         s.least_epoch = b.leader_epoch
@@ -195,13 +198,16 @@ cdef str _reason(int why, const scan_t* s):
 
 def scan_segment(uint64_t address, uint64_t length, int64_t base_offset, int64_t check_crc_from,
                  uint32_t index_interval_bytes, *, int64_t dense_from=INT64_MAX,
-                 int32_t greatest_epoch=INT32_MAX):
+                 int32_t least_epoch=0, int32_t greatest_epoch=INT32_MAX,
+                 int64_t newest_from=INT64_MAX):
     """Walk the batches of a segment file of `length` bytes that should begin at `base_offset`.
 
     Stops at the first batch whose length, magic or base offset is wrong, that was never committed
-    (no leader epoch), or, for offsets of `check_crc_from` and above, whose CRC fails, or whose
-    leader epoch goes back or is above `greatest_epoch` where kdirect wrote the log (from offset
-    `dense_from` on).  Rebuilds both indexes as the commit kernel would have written them."""
+    (no leader epoch), or, for offsets of `check_crc_from` and above, whose CRC fails or, where
+    kdirect wrote the log (from offset `dense_from` on), whose leader epoch cannot be: it goes back,
+    is below `least_epoch` or above `greatest_epoch`, or is not that one from `newest_from` on.  (A
+    producer's bytes land before they are committed, and may have any epoch.)  Rebuilds both indexes
+    as the commit kernel would have written them."""
     cdef scan_t s
     cdef int why
     memset(&s, 0, sizeof(s))
@@ -210,7 +216,9 @@ def scan_segment(uint64_t address, uint64_t length, int64_t base_offset, int64_t
     s.base_offset = s.next_offset = s.max_timestamp_offset = base_offset
     s.check_crc_from = check_crc_from
     s.dense_from = dense_from
+    s.least_epoch = least_epoch
     s.greatest_epoch = greatest_epoch
+    s.newest_from = newest_from
     s.interval = index_interval_bytes
     s.first_timestamp = s.max_timestamp = s.indexed_timestamp = -1
     try:

@@ -52,10 +52,6 @@ class SegmentSource(Protocol):
     def size(self) -> int:
         """Bytes of its records."""
 
-    @property
-    def is_local(self) -> bool:
-        """Are its bytes in a file of this broker?"""
-
     def locate(self, offset: int) -> tuple[int, int]:
         """(position, base offset) of the batch that holds `offset`; the end for `end_offset`."""
 
@@ -88,8 +84,6 @@ class LocalSource:
     """The local file of a segment.  Any thread may call."""
 
     __slots__ = ("segment",)
-
-    is_local = True
 
     def __init__(self, segment: Segment) -> None:
         self.segment = segment

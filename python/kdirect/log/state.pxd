@@ -58,6 +58,8 @@ cdef struct kernel_state:
     bint hold                 # commits do not move the marks, because of one of these two:
     bint gate_holds           # the partition's gate moves them
     uint32_t counted          # replicas whose marks count (replica_marks), and one if they stand
+    bint disk_holds           # acknowledgements wait for the disk, too; and so do marks that count
+    mark_t disk               # every record below is on disk; base -1: nobody knows where that lies
     # policy
     bint append_time
     uint32_t max_batch_bytes

@@ -1,9 +1,10 @@
 """Questions to the controller, which may be this broker, another one, or nobody for a while.
 
 A question is asked again when whoever was asked is not the controller any more, or cannot be
-reached.  It may have been carried out then although no answer came.  What is created or deleted
-twice by that is told from what others did: a topic that exists with the id that was to be created
-is this question's own.
+reached.  It may have been carried out then although no answer came, and the second answer is that
+there is nothing to do.  `_settled` tells by what this broker knew before, and knows now, whether
+that is what was asked for: a topic that exists with the id that was to be created is this
+question's own; partitions that were to be added, or a move that was to be taken back, are as asked.
 """
 
 from __future__ import annotations
@@ -19,8 +20,12 @@ from kdirect.cluster.requests import (
     CreatedTopic,
     CreateTopic,
     DeleteTopic,
+    GrowTopic,
     ListReassignments,
+    Reassign,
+    ReassignRow,
     Request,
+    RowOutcome,
     ShutDown,
 )
 from kdirect.errors import (
@@ -80,6 +85,7 @@ class Asking:
                     answer, generation = await self._ask_once(controller, request, left_s)
                 except (BrokerUnavailableError, TimedOutError) as e:
                     why, doubtful = str(e), True
+                    request = _repeated(request)
                 else:
                     if not _is_elsewhere(answer):
                         await self._see(request, generation, deadline)
@@ -147,6 +153,21 @@ class Asking:
         unknown = (Code.UNKNOWN_TOPIC_OR_PARTITION, Code.UNKNOWN_TOPIC_ID)
         if isinstance(request, DeleteTopic) and code in unknown and _knows(before, request):
             return Answer(request.tag, DONE)
+        if isinstance(request, GrowTopic) and code is Code.INVALID_PARTITIONS:
+            while not _shows_partitions(self._metadata_of(), request):
+                left_s = deadline - self._now()
+                if left_s <= 0 or not await self._news(left_s):
+                    return answer
+            if _has_grown(before, self._metadata_of(), request):
+                return Answer(request.tag, DONE)
+        if isinstance(request, Reassign):
+            after = self._metadata_of()
+            pairs = zip(request.rows, answer.rows, strict=False)
+            rows = [
+                RowOutcome(row.partition) if _is_taken_back(before, after, row, told) else told
+                for row, told in pairs
+            ]
+            return answer._replace(rows=tuple(rows))
         return answer
 
     # -- controlled shutdown -----------------------------------------------------------------------
@@ -201,9 +222,43 @@ def _is_elsewhere(answer: Answer) -> bool:
     return True
 
 
+def _repeated(request: Request) -> Request:
+    """The request when a copy of it is unanswered."""
+    if not isinstance(request, AlterInSync):
+        return request
+    return request._replace(rows=tuple(row._replace(repeated=True) for row in request.rows))
+
+
 def _may_have_happened(request: Request) -> bool:
     """A controller that is deposed says NOT_CONTROLLER to what it was committing, too."""
-    return isinstance(request, CreateTopic | DeleteTopic)
+    return isinstance(request, CreateTopic | DeleteTopic | GrowTopic | Reassign)
+
+
+def _shows_partitions(metadata: Metadata, request: GrowTopic) -> bool:
+    """Does this broker know of as many partitions as the controller has said that there are?"""
+    topic = metadata.topic(request.name)
+    return topic is None or len(topic.partitions) >= request.total
+
+
+def _has_grown(before: Metadata, after: Metadata, request: GrowTopic) -> bool:
+    """Has the topic got the partitions that were asked for since the question was?"""
+    old, new = before.topic(request.name), after.topic(request.name)
+    if request.validate_only or old is None or new is None:
+        return False
+    if old.record.topic_id != new.record.topic_id or len(old.partitions) >= request.total:
+        return False
+    added = new.record.replicas[len(old.partitions) :]
+    return len(new.partitions) == request.total and request.assignment in (None, added)
+
+
+def _is_taken_back(before: Metadata, after: Metadata, row: ReassignRow, told: RowOutcome) -> bool:
+    """Was a move cancelled that went on when the question was asked, and has not been finished?"""
+    if row.target is not None or told.outcome.code is not Code.NO_REASSIGNMENT_IN_PROGRESS:
+        return False
+    old, new = before.partition(row.partition), after.partition(row.partition)
+    if old is None or new is None or not (old.adding or old.removing):
+        return False
+    return set(new.replicas) == set(old.origin)
 
 
 def _knows(metadata: Metadata, request: DeleteTopic) -> bool:

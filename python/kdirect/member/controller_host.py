@@ -12,6 +12,10 @@ broker, and every broker one to the controller.  If one breaks and is refused wh
 the process has died, and the broker counts as gone at once, until its node goes too or it takes
 connections again; if it was the controller, another one is elected.  Both are safe at any time: a
 leader that lives after all cannot acknowledge without the others, nor can a controller write.
+
+**A controller that fails.**  What makes one fail may be in the store, where the next one finds it,
+too.  So a broker whose controller has failed runs for it only after a pause, longer each time;
+another one may become it at once.
 """
 
 from __future__ import annotations
@@ -35,10 +39,16 @@ from kdirect.member.loop_store import LoopStore
 from kdirect.member.metadata import LiveNode
 from kdirect.member.reports import Reports
 from kdirect.member.tree_reader import ROOTS, read_tree
-from kdirect.store.contract import Node
+from kdirect.store.contract import Node, Unknown
 from kdirect.wire.environment import Environment
 
 log = logging.getLogger("kdirect.member")
+
+# Of a broker whose controller has failed, until it runs for it again; doubled each time, and
+# forgotten when it has worked for `WELL_S`.
+FIRST_PAUSE_S = 0.2
+LONGEST_PAUSE_S = 30.0
+WELL_S = 60.0
 
 NOT_CONTROLLER = Outcome(Code.NOT_CONTROLLER, "this broker is not the controller")
 
@@ -72,6 +82,9 @@ class ControllerHost:
         self._tags = itertools.count(1)
         self._asked: dict[int, asyncio.Future[tuple[Answer, int]]] = {}
         self._registered: Mapping[int, LiveNode] = {}
+        self._pause_s = 0.0
+        self._paused: asyncio.TimerHandle | None = None
+        self._began_s = 0.0  # the last controller that worked here
         self.dead: dict[int, int] = {}  # broker -> incarnation of the process that has died
 
     @property
@@ -105,6 +118,8 @@ class ControllerHost:
 
     def ended(self) -> None:
         """The session has ended: whatever waits is answered NOT_CONTROLLER."""
+        if self._paused is not None:
+            self._paused.cancel()
         self._run(candidate_rules.Ended())
         self._controller = None
         self._refuse_all()
@@ -147,9 +162,13 @@ class ControllerHost:
     def tick(self) -> None:
         """Every few seconds: rebalancing, and what was refused or lost before."""
         if self._controller is not None:
-            self._feed(controller_rules.Ticked(self._environment.time_ms()))
+            self._feed(controller_rules.Ticked(self._now_ms()))
         elif self._candidate.leads and not self._reading:
             self._begin()
+
+    def _now_ms(self) -> int:
+        """For the machine, of which nobody sets the clock."""
+        return int(self._environment.monotonic() * 1000)
 
     # -- requests ----------------------------------------------------------------------------------
 
@@ -203,6 +222,9 @@ class ControllerHost:
             case candidate_rules.Look():
                 wanted = (paths.CONTROLLER, paths.CONTROLLER_EPOCH)
                 self._store.read(wanted, self._looked, watch=True)
+            case candidate_rules.Claim() if self._paused is not None:
+                # As if the store had not answered: when the pause is over it is looked at again.
+                self._run(candidate_rules.Claimed(Unknown()))
             case candidate_rules.Claim(operations):
                 self._store.commit(operations, lambda a: self._run(candidate_rules.Claimed(a)))
             case candidate_rules.Release(operations):
@@ -238,15 +260,25 @@ class ControllerHost:
             return
         try:
             self._controller, effects = controller_rules.begin(
-                nodes, self._candidate.epoch, self._settings, now_ms=self._environment.time_ms()
+                nodes, self._candidate.epoch, self._settings, now_ms=self._now_ms()
             )
         except CorruptMetadataError as e:
             self._reports.error(e)
+            self._pause()
             self._run(candidate_rules.Resigned())
             return
+        except Exception:
+            log.exception("the controller cannot begin: it resigns")  # a mistake of ours
+            self._pause()
+            self._run(candidate_rules.Resigned())
+            return
+        self._began_s = self._environment.monotonic()
         log.info("this broker is the controller, in epoch %d", self._candidate.epoch)
         self._do(effects)
         # What was read may be older by now than what the watch has told.
+        read = max((b.incarnation for b in self._controller.fleet.live.values()), default=-1)
+        if any(there.incarnation > read for there in self._registered.values()):
+            self._tell_brokers()
         self._look_for_brokers()
         self._elected()
 
@@ -258,6 +290,7 @@ class ControllerHost:
         except Exception:
             # A mistake of ours.  This machine would wait for ever; the next one reads everything.
             log.exception("the controller has failed at %s: it resigns", type(event).__name__)
+            self._pause()
             self._resigned("it has failed")
             return
         self._do(effects)
@@ -286,6 +319,19 @@ class ControllerHost:
                     self._reports.error(error)
                 case controller_rules.Resign(why):
                     self._resigned(why)
+
+    def _pause(self) -> None:
+        """Do not run for controller for a while."""
+        worked_s = self._environment.monotonic() - self._began_s if self.leads else 0.0
+        before_s = self._pause_s if worked_s < WELL_S else 0.0
+        self._pause_s = min(max(2 * before_s, FIRST_PAUSE_S), LONGEST_PAUSE_S)
+        if self._paused is not None:
+            self._paused.cancel()
+        self._paused = asyncio.get_running_loop().call_later(self._pause_s, self._resume)
+
+    def _resume(self) -> None:
+        self._paused = None
+        self.noticed()
 
     def _resigned(self, why: str) -> None:
         if self._controller is not None and self._controller.phase is Phase.DEPOSED:

@@ -11,6 +11,10 @@ one alone waits a moment (`TELL_S`), because it mostly goes out with records.  R
 partition are of one segment in each response, so that the follower can begin its segments where
 they begin here.
 
+A follower that the leader writes to (`kdirect.member.push`) keeps its row, and says in it that it
+takes no records this way.  Then it is told of errors and of the log start alone: neither records
+nor the high watermark wake it.
+
 A session ends with its connection, with a newer session of the same broker, and when it is not what
 the follower thinks it is; then the follower begins another one, and tells everything again.
 """
@@ -23,11 +27,14 @@ from collections.abc import Awaitable, Callable, Hashable
 from functools import partial
 from typing import Any, NamedTuple
 
+from kdirect.cluster.leading_replica import Confirmed
 from kdirect.errors import KdirectError, OffsetOutOfRangeError
 from kdirect.format.protocol import ErrorCode
-from kdirect.format.replica_fetch import CopiedPartition, fetch_as_replica_response
+from kdirect.format.replica_fetch import CopiedPartition, Push, fetch_as_replica_response
+from kdirect.log.partition import Partition
 from kdirect.log.replica_log import Copied
 from kdirect.member.leading import Leader
+from kdirect.member.throttle import Pace
 from kdirect.model import TopicPartition
 
 log = logging.getLogger("kdirect.member")
@@ -48,10 +55,24 @@ class _Row:
     """What a session knows of one partition.  `seen`: where the log ended when the follower was
     last answered; `sent`: number of the response in which records are on their way, or being read,
     and no more go out until the follower has taken it; 0 where there are none; `told`: high
-    watermark, log start and segment; `watched`: `appended` will be heard of the next commit by
-    RDMA."""
+    watermark, log start, segment and push; `watched`: `appended` will be heard of the next commit
+    by RDMA; `pushed`: the follower takes no records this way, and `push_ended`, `push_wants`: what
+    it is to be told about that; `push_begun`: its file is being written, though its own word that
+    it takes no records may still be under way."""
 
-    __slots__ = ("epoch", "offset", "seen", "sent", "told", "watched")
+    __slots__ = (
+        "epoch",
+        "is_held_back",
+        "offset",
+        "push_begun",
+        "push_ended",
+        "push_wants",
+        "pushed",
+        "seen",
+        "sent",
+        "told",
+        "watched",
+    )
 
     def __init__(self, epoch: int, offset: int) -> None:
         self.epoch = epoch
@@ -60,6 +81,11 @@ class _Row:
         self.sent = 0
         self.told: tuple[int, ...] = ()
         self.watched = False
+        self.pushed = False
+        self.push_begun = False
+        self.push_ended = False
+        self.push_wants = Push.NOTHING
+        self.is_held_back = False  # a timer will mark it
 
 
 class _Session:
@@ -92,7 +118,10 @@ class _Session:
 
 class FetchSessions:
     """See the module.  `find(tp, epoch)`: who leads; `incarnation_of(broker)`: the registered one,
-    -1 where there is none; `read` awaits what reads cold bytes, `release` gives buffers back."""
+    -1 where there is none; `read` awaits what reads cold bytes, `release` gives buffers back;
+    `offers(partition, offset)`: what is offered to a follower whose log ends there, a `Push`;
+    `held_back(leader, broker)`: the rate at which that follower may catch up, None where nothing
+    holds it back."""
 
     def __init__(
         self,
@@ -102,8 +131,12 @@ class FetchSessions:
         read: Callable[..., Awaitable[Any]],
         release: Callable[[Any], None],
         watch: Callable[[TopicPartition], None],
+        offers: Callable[[Partition, int], Push] = lambda partition, offset: Push.NOTHING,
+        held_back: Callable[[Leader, int], Pace | None] = lambda leader, broker: None,
     ) -> None:
         self._find = find
+        self._offers = offers
+        self._held_back = held_back
         self._incarnation_of = incarnation_of
         self._read = read
         self._release = release
@@ -118,7 +151,7 @@ class FetchSessions:
     # -- what happens ------------------------------------------------------------------------------
 
     def mark(self, tp: TopicPartition) -> None:
-        """There are more records, or other news: tell the followers now."""
+        """There is other news than records: tell the followers now."""
         if tp not in self._followers:
             self._watch(tp)  # nobody fetches, but the leader is to hear of commits by RDMA
         for session in self._followers.get(tp, {}).values():
@@ -126,9 +159,61 @@ class FetchSessions:
             session.rows[tp].watched = False
             session.wake()
 
+    def grown(self, tp: TopicPartition) -> None:
+        """There are more records: tell the followers that fetch them now."""
+        if tp not in self._followers:
+            self._watch(tp)
+        for session in self._followers.get(tp, {}).values():
+            row = session.rows[tp]
+            if not row.pushed:
+                session.marked[tp] = None
+                row.watched = False
+                session.wake()
+
+    def fetches(self, tp: TopicPartition) -> bool:
+        """Does some follower get its records this way?"""
+        return any(not s.rows[tp].pushed for s in self._followers.get(tp, {}).values())
+
+    def want_file(self, tp: TopicPartition, broker: int, ahead: bool) -> None:
+        """This follower is to let its leader write more: the file after the present one, or more of
+        that."""
+        found = self._pushed_row(tp, broker)
+        if found is not None:
+            session, row = found
+            row.push_wants = Push.WANTS_NEXT if ahead else Push.WANTS
+            session.marked[tp] = None
+            session.wake()
+
+    def begin_push(self, tp: TopicPartition, broker: int) -> None:
+        """This follower's file is written from now on: what it was to be told of an earlier push
+        holds no more."""
+        session = self._followers.get(tp, {}).get(broker)
+        if session is not None:
+            row = session.rows[tp]
+            row.push_begun, row.push_ended, row.push_wants = True, False, Push.NOTHING
+
+    def end_push(self, tp: TopicPartition, broker: int) -> None:
+        """Nothing more is written to this follower: tell it to fetch."""
+        found = self._pushed_row(tp, broker)
+        if found is not None:
+            session, row = found
+            row.push_ended = True
+            session.marked[tp] = None
+            session.wake()
+
+    def _pushed_row(self, tp: TopicPartition, broker: int) -> tuple[_Session, _Row] | None:
+        """The row of a follower that is pushed to, or will say so in a request under way."""
+        session = self._followers.get(tp, {}).get(broker)
+        if session is None:
+            return None
+        row = session.rows[tp]
+        return (session, row) if row.pushed or row.push_begun else None
+
     def mark_soon(self, tp: TopicPartition) -> None:
         """The high watermark has moved: tell the followers, with records if they come at once."""
         for session in self._followers.get(tp, {}).values():
+            if session.rows[tp].pushed:
+                continue
             session.marked[tp] = None
             if session.teller is None and session.waiter is not None:
                 loop = asyncio.get_running_loop()
@@ -238,21 +323,29 @@ class FetchSessions:
                 if row is None or row.epoch != x.leader_epoch:
                     row = session.rows[tp] = _Row(x.leader_epoch, x.fetch_offset)
                     self._followers.setdefault(tp, {})[session.broker] = session
+                if row.pushed != x.pushed:
+                    row.pushed, row.told, row.watched = x.pushed, (), False
+                    if not x.pushed:
+                        row.push_begun = row.push_ended = False
+                        row.push_wants = Push.NOTHING
+                if x.full:
+                    row.told = ()  # it asks for the same again, be it a segment without records
                 if row.sent <= request.answers:
                     row.offset, row.sent = x.fetch_offset, 0
                     session.marked[tp] = None
-                self._confirm(session, tp, row, x.fetch_offset, x.log_start_offset)
+                self._confirm(session, tp, row, x)
 
-    def _confirm(
-        self, session: _Session, tp: TopicPartition, row: _Row, offset: int, start: int
-    ) -> None:
+    def _confirm(self, session: _Session, tp: TopicPartition, row: _Row, asked: Any) -> None:
         leader = self._find(tp, row.epoch).leader
         if leader is None:
             return
-        end = leader.partition.log_end_offset
+        end, offset = leader.partition.log_end_offset, asked.fetch_offset
         level = offset >= (row.seen if row.seen >= 0 else end)
-        leader.confirmed(session.broker, session.incarnation, row.epoch, offset, level)
-        leader.starts_at(session.broker, start)
+        if row.pushed:  # it is answered with no records
+            row.seen = end
+        event = Confirmed(session.broker, session.incarnation, row.epoch, offset, level, asked.full)
+        leader.confirmed(event)
+        leader.starts_at(session.broker, asked.log_start_offset)
 
     # -- what there is to tell ---------------------------------------------------------------------
 
@@ -266,30 +359,63 @@ class FetchSessions:
                 break
             row = session.rows.get(tp)
             session.marked.pop(tp, None)
-            if row is None or row.sent:
+            # Records on their way to a follower that is pushed to are thrown away there, and it
+            # says nothing of them.
+            if row is None or (row.sent and not row.pushed):
                 continue
             found = self._find(tp, row.epoch)
             told: CopiedPartition | None = _refusal(tp, found.error)
+            pace = None
             if found.leader is not None:
                 partition = found.leader.partition
-                told = await self._look(tp, row, found.leader, room, turn)
+                pace = None if row.pushed else self._held_back(found.leader, session.broker)
+                if pace is not None and partition.log_end_offset > row.offset:
+                    if (wait_s := pace.wait_s()) > 0:
+                        self._mark_later(session, tp, row, wait_s)
+                        continue
+                most = room if pace is None else min(room, pace.most)
+                told = await self._look(tp, row, found.leader, most, turn, pace)
                 is_sound = told is None or told.error == 0
-                if is_sound and not row.sent and partition.log_end_offset > row.offset:
+                lacks_records = not row.pushed and partition.log_end_offset > row.offset
+                if is_sound and not row.sent and lacks_records:
                     # It has grown while a thread looked, and another request may have left it out.
                     session.marked[tp] = None
                     session.wake()
             if told is not None:
                 topics.setdefault(tp.topic, []).append(told)
                 size = sum(len(buffer) for buffer in told.buffers)
+                if size and pace is not None:
+                    pace.take(size)
                 room -= size
                 self.sent_bytes += size
         return topics
 
+    def _mark_later(self, session: _Session, tp: TopicPartition, row: _Row, wait_s: float) -> None:
+        """It is looked at again when its throttle lets more pass."""
+        if not row.is_held_back:
+            row.is_held_back = True
+            loop = asyncio.get_running_loop()
+            loop.call_later(wait_s, self._mark_again, session, tp, row)
+
+    def _mark_again(self, session: _Session, tp: TopicPartition, row: _Row) -> None:
+        row.is_held_back = False
+        if session.rows.get(tp) is row and not session.ended:
+            session.marked[tp] = None
+            session.wake()
+
     async def _look(
-        self, tp: TopicPartition, row: _Row, leader: Leader, room: int, number: int
+        self,
+        tp: TopicPartition,
+        row: _Row,
+        leader: Leader,
+        room: int,
+        number: int,
+        pace: Pace | None,
     ) -> CopiedPartition | None:
         """What is to be told of one partition; None where there is nothing new."""
         partition = leader.partition
+        if row.pushed:
+            return _tell_pushed(tp, row, partition)
         if not row.watched:
             row.watched = True
             self._watch(tp)
@@ -313,12 +439,14 @@ class FetchSessions:
             return _refusal(tp, ErrorCode.NOT_LEADER_OR_FOLLOWER)
         row.seen = partition.log_end_offset
         mark, start = partition.high_watermark, partition.log_start_offset
-        if not copied.buffers and (mark, start, copied.segment) == row.told:
+        push = self._offers(partition, row.offset)
+        if push == Push.OFFERED and pace is not None:
+            push = Push.NOTHING  # what is pushed is not held back
+        told = (mark, start, copied.segment, copied.segment_bytes, push)
+        if not copied.buffers and told == row.told:
             return None
-        row.told = (mark, start, copied.segment)
-        return CopiedPartition(
-            tp.partition, 0, row.epoch, mark, start, copied.segment, copied.buffers
-        )
+        row.told = told
+        return CopiedPartition(tp.partition, 0, row.epoch, *told, copied.buffers)
 
     async def _copy(self, leader: Leader, offset: int, length: int) -> Copied:
         partition, release = leader.partition, self._release
@@ -330,7 +458,20 @@ class FetchSessions:
 
 
 def _refusal(tp: TopicPartition, error: int) -> CopiedPartition:
-    return CopiedPartition(tp.partition, error, -1, -1, -1, -1, ())
+    return CopiedPartition(tp.partition, error, -1, -1, -1, -1, -1, Push.NOTHING, ())
+
+
+def _tell_pushed(tp: TopicPartition, row: _Row, partition: Partition) -> CopiedPartition | None:
+    """What a follower that is written to is told."""
+    mark, start = partition.high_watermark, partition.log_start_offset
+    push = Push.ENDED if row.push_ended else row.push_wants
+    wants, row.push_wants = row.push_wants, Push.NOTHING
+    known = (start, row.push_ended)
+    if known == row.told and wants == Push.NOTHING:  # it may want the same more than once
+        return None
+    row.told = known
+    base, size = partition.kernel.segment_base_offset, partition.config.segment_bytes
+    return CopiedPartition(tp.partition, 0, row.epoch, mark, start, base, size, push, ())
 
 
 __all__ = ["FetchSessions", "Found"]

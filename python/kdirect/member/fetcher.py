@@ -26,6 +26,7 @@ from kdirect.errors import BrokerUnavailableError, KdirectError
 from kdirect.format import protocol as p
 from kdirect.format.protocol import ErrorCode
 from kdirect.format.schema import build
+from kdirect.member.throttle import Pace
 from kdirect.model import TopicPartition
 
 log = logging.getLogger("kdirect.member")
@@ -53,6 +54,14 @@ class Copy(Protocol):
     @property
     def log_start(self) -> int: ...
 
+    @property
+    def is_pushed(self) -> bool:
+        """Does it take no records this way, because its leader writes them?"""
+
+    @property
+    def is_full(self) -> bool:
+        """Was there no room for what follows its end?"""
+
     def take(self, row: Any) -> asyncio.Future[bool] | bool:
         """What the leader has answered about it, without an error; is it in the log now?  A future
         of that where a thread is at work with it."""
@@ -62,9 +71,17 @@ class Copy(Protocol):
 
 
 class Fetcher:
-    """See the module.  `incarnation()`: of this broker, now.  All on the event loop."""
+    """See the module.  `incarnation()`: of this broker, now; `held_back(tp)`: the rate at which a
+    partition may be copied, None where nothing holds it back.  All on the event loop."""
 
-    def __init__(self, peers: Any, broker: int, incarnation: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        peers: Any,
+        broker: int,
+        incarnation: Callable[[], int],
+        held_back: Callable[[TopicPartition], Pace | None] = lambda tp: None,
+    ) -> None:
+        self.held_back = held_back
         self._peers = peers
         self._broker = broker
         self._incarnation = incarnation
@@ -141,6 +158,8 @@ class _Fetch:
         self._pause_s = FIRST_PAUSE_S
         # Partitions that are asked for again later: the pause, and its end.
         self._pausing: dict[TopicPartition, tuple[float, asyncio.TimerHandle]] = {}
+        # Partitions that a throttle holds back: when they are asked for.
+        self._held_back: dict[TopicPartition, asyncio.TimerHandle] = {}
         self._told_error = ""
         self._stopped = False
         self._task = asyncio.get_running_loop().create_task(self._work())
@@ -154,13 +173,26 @@ class _Fetch:
 
     def confirm(self, copy: Copy) -> None:
         """Tell the leader where the copy starts and ends now."""
-        if self.copies.get(copy.tp) is copy:
-            self._untold[copy.tp] = None
-            self._news.set()
+        if self.copies.get(copy.tp) is not copy:
+            return
+        pace = None if copy.is_pushed else self._fetcher.held_back(copy.tp)
+        wait_s = 0.0 if pace is None else pace.wait_s()
+        if wait_s > 0:
+            if copy.tp not in self._held_back:
+                loop = asyncio.get_running_loop()
+                self._held_back[copy.tp] = loop.call_later(wait_s, self._confirm_again, copy)
+            return
+        self._untold[copy.tp] = None
+        self._news.set()
+
+    def _confirm_again(self, copy: Copy) -> None:
+        self._held_back.pop(copy.tp, None)
+        self.confirm(copy)
 
     def remove(self, tp: TopicPartition) -> None:
         """Copy one partition less."""
         if self.copies.pop(tp, None) is not None:
+            self._let_go(tp)
             self._untold.pop(tp, None)
             self._forgotten[tp] = None
             self._pause_no_more(tp)
@@ -171,7 +203,15 @@ class _Fetch:
         for tp in list(self._pausing):
             self._pause_no_more(tp)
             self._untold[tp] = None
+        for tp in list(self._held_back):  # a throttle may be gone
+            self._let_go(tp)
+            self.confirm(self.copies[tp])
         self._news.set()
+
+    def _let_go(self, tp: TopicPartition) -> None:
+        timer = self._held_back.pop(tp, None)
+        if timer is not None:
+            timer.cancel()
 
     def _pause_no_more(self, tp: TopicPartition) -> None:
         pausing = self._pausing.pop(tp, None)
@@ -184,6 +224,8 @@ class _Fetch:
         self._task.cancel()
         for tp in list(self._pausing):
             self._pause_no_more(tp)
+        for tp in list(self._held_back):
+            self._let_go(tp)
         self._give_up()
 
     def _give_up(self) -> None:
@@ -260,6 +302,8 @@ class _Fetch:
                 "leader_epoch": copy.epoch,
                 "fetch_offset": copy.end,
                 "log_start_offset": copy.log_start,
+                "pushed": copy.is_pushed,
+                "full": copy.is_full,
             }
             topics.setdefault(tp.topic, []).append(row)
         forgotten: dict[str, list[int]] = {}
@@ -288,6 +332,8 @@ class _Fetch:
                 if row.leader_epoch != copy.epoch:
                     continue  # of an older leadership of the same broker
                 self._fetcher.fetched_bytes += len(row.records or b"")
+                if row.records and (pace := self._fetcher.held_back(tp)) is not None:
+                    pace.take(len(row.records))
                 taken = copy.take(row)
                 if isinstance(taken, bool):
                     self._taken(copy, taken)

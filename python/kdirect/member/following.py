@@ -7,7 +7,8 @@ being a leader.
 
 Fencing, over TCP: nothing is fetched for this replica any more, no append is under way, and what
 clients were granted here has ended (`on_resign`).  Then the log does not change until the replica
-follows or leads again.
+follows or leads again.  Where the leader writes into this replica's files (`kdirect.member.push`),
+its keys are taken away first, before anything else is waited for.
 """
 
 from __future__ import annotations
@@ -36,10 +37,15 @@ from kdirect.cluster.following_replica import (
     Truncate,
 )
 from kdirect.errors import KdirectError
+from kdirect.format.replica_fetch import Feed, Feeding
 from kdirect.log.partition import Partition
+from kdirect.log.trouble import is_full
+from kdirect.member.directory_work import awaited
 from kdirect.member.epoch_questions import EpochQuestions
 from kdirect.member.fetcher import Fetcher
-from kdirect.member.leading import SHOWN, Leader, Surroundings
+from kdirect.member.leading import Leader, Surroundings
+from kdirect.member.push import PushedCopy, PushSide
+from kdirect.member.showing import Showing
 from kdirect.model import TopicPartition
 
 log = logging.getLogger("kdirect.member")
@@ -50,7 +56,7 @@ RETRY_S = 1.0  # after file work has failed: no space, no descriptors
 
 class Ways(NamedTuple):
     """How a replica reaches others.  `lead(replica, effect)` makes the leader's machine; `led` and
-    `resigned` tell those whom it concerns."""
+    `resigned` tell those whom it concerns; `push`: None where there is no push."""
 
     fetcher: Fetcher
     questions: EpochQuestions
@@ -58,6 +64,7 @@ class Ways(NamedTuple):
     is_replicated: Callable[[TopicPartition], bool]
     led: Callable[[Replica], None]
     resigned: Callable[[Replica], list[Awaitable[None]]]
+    push: Callable[[], PushSide | None]
 
 
 class Replica:
@@ -81,11 +88,15 @@ class Replica:
         self._task: asyncio.Task[None] | None = None
         self._appending: asyncio.Future[bool] | None = None
         self._told_failure = ""  # why it does not go on, once it is in the log
+        self._leader_start = 0  # where the leader's log starts, by its newest word
         self._told_start = 0
-        self._showing = False
-        self._unshown = -1
+        self._showing = Showing(partition, around.on_thread, self.moved)
         self._ended = False
-        self._resigned: list[Awaitable[None]] = []  # what clients were granted is being ended
+        self._resigned: list[Awaitable[None]] = []  # what others were granted is being ended
+        self._push: PushedCopy | None = None
+        self._ending_push: PushedCopy | None = None  # the one before, whose keys may be slow to end
+        self.is_pushed = False  # records of Fetch are thrown away
+        self._full_end = -1  # where the log ended when there was no room
         partition.refuse_appends()
 
     # -- what others ask ---------------------------------------------------------------------------
@@ -97,7 +108,12 @@ class Replica:
 
     @property
     def end(self) -> int:
-        return self.following.end
+        return self.partition.log_end_offset if self.is_pushed else self.following.end
+
+    @property
+    def is_full(self) -> bool:
+        """See `fetcher.Copy`."""
+        return self._full_end == self.end
 
     @property
     def log_start(self) -> int:
@@ -106,6 +122,16 @@ class Replica:
     @property
     def is_following(self) -> bool:
         return self.following.phase is Phase.FOLLOWING
+
+    def feeding(self) -> Feeding:
+        """How it gets its records."""
+        if self.leader is not None:
+            return Feeding(Feed.LEADS)
+        if not self.is_following:
+            return Feeding(Feed.STOPPED, reason=self._told_failure or self.following.phase.value)
+        if self._push is not None:
+            return self._push.feeding()
+        return Feeding(Feed.FETCHED, reason="push is switched off at this broker")
 
     # -- the machine -------------------------------------------------------------------------------
 
@@ -137,10 +163,13 @@ class Replica:
                 )
             case Grant(leader):
                 ways.fetcher.follow(leader, self)
+                side = ways.push()
+                if side is not None:
+                    self._push = side.follow(leader, self)
             case Confirm():
                 ways.fetcher.confirm(self.following.leader, self)
             case ShowHighWatermark(offset):
-                self._show(offset)
+                self._showing.show(offset)
 
     def _later(self, effect: Effect) -> None:
         self._slow.append(effect)
@@ -191,29 +220,25 @@ class Replica:
 
     async def _on_thread(self, work: Callable[[], Any]) -> Any:
         """What `work` returns or raises on a thread of the log's directory."""
-        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-
-        def done(result: Any, error: BaseException | None) -> None:
-            if future.done():
-                return
-            if error is not None:
-                future.set_exception(error)
-            else:
-                future.set_result(result)
-
-        self._around.on_thread(self.partition, work, done)
-        return await future
+        return await awaited(self._around.on_thread, self.partition, work)
 
     # -- fencing and leading -----------------------------------------------------------------------
 
     def _stop_access(self) -> None:
-        """At once: lead no longer, take no append, fetch nothing."""
+        """At once: lead no longer, take no append, fetch nothing, and begin to take keys away."""
         self.partition.refuse_appends()
+        self._full_end = -1  # the next leader may have nothing that has to be copied
+        if self._push is not None:
+            push, self._push = self._push, None
+            self._ending_push = push
+            self._resigned.append(push.close(gives_up=self._ended))
         self._ways.fetcher.drop(self.tp)
         self._ways.questions.withdraw(self.tp)
+        self._resigned.append(self._showing.stop())
         if self.leader is not None:
             self.leader.resign()
-            self._resigned = self._ways.resigned(self)
+            self._resigned += self.leader.stop_work()
+            self._resigned += self._ways.resigned(self)
             self.leader = None
 
     async def _fence(self, epoch: int) -> Event:
@@ -245,7 +270,14 @@ class Replica:
     def take(self, row: Any) -> asyncio.Future[bool] | bool:
         """See `fetcher.Copy`."""
         partition, records = self.partition, row.records
-        if not records and not self._ends_segment(row):
+        if self._push is not None:
+            self._push.told(row.push, row.segment_bytes)
+        if self.is_pushed:
+            if not records:
+                self._told(row)
+            return True
+        if not records and not self._ends_segment(row) and self._knows_size(row):
+            self._note_room(full=False)  # the leader has nothing that needs it
             self._told(row)
             return True
         if records and len(records) <= SMALL_BYTES and self._is_next(row):
@@ -260,15 +292,25 @@ class Replica:
 
     def _is_next(self, row: Any) -> bool:
         """Do the records go into the segment that is open here?"""
-        return self.partition.kernel.segment_base_offset == row.segment_base_offset
+        same = self.partition.kernel.segment_base_offset == row.segment_base_offset
+        return same and self._knows_size(row)
+
+    def _knows_size(self, row: Any) -> bool:
+        """Do segments become as large here as they do at the leader?"""
+        return self.partition.copies_segments_of(row.segment_bytes)
 
     def _ends_segment(self, row: Any) -> bool:
         """Has the leader begun a segment where this log ends, although it has no record yet?"""
-        return row.segment_base_offset == self.following.end and not self._is_next(row)
+        here = self.partition.kernel.segment_base_offset
+        return row.segment_base_offset == self.following.end and here != row.segment_base_offset
 
     def _append(self, row: Any) -> Any:
         """On a thread."""
         partition = self.partition
+        if not self._knows_size(row):
+            partition.copy_segments_of(row.segment_bytes)
+        if not row.records and not self._ends_segment(row):
+            return None  # it tells the size alone, and may be of a time when records were pushed
         if partition.kernel.segment_base_offset != row.segment_base_offset:
             partition.begin_segment(row.segment_base_offset)
         return partition.append_as_stamped(row.records) if row.records else None
@@ -291,6 +333,7 @@ class Replica:
         if self.is_following and partition.log_end_offset != self.following.end:
             end, last_epoch = partition.log_end_offset, partition.last_epoch
             self.feed(machine.Committed(end, last_epoch, row.leader_epoch))
+        self._note_room(full=is_full(error))
         failure = "" if error is None else str(error)
         if failure and failure != self._told_failure:  # it is tried again and again
             log.error("copying %s failed: %s", self.tp, failure)
@@ -299,14 +342,29 @@ class Replica:
             self._told(row)
         return error is None
 
+    def _note_room(self, *, full: bool) -> None:
+        """Was there no room for what the leader sent?  The next request says so."""
+        if self.is_following:
+            was_full, self._full_end = self.is_full, self.end if full else -1
+            if was_full and not full:  # even where no record has come
+                self._ways.fetcher.confirm(self.following.leader, self)
+
     def _told(self, row: Any) -> None:
         """The leader's marks, once its records are here."""
         self.feed(machine.Told(row.leader_epoch, row.high_watermark))
+        self._leader_start = row.log_start_offset
+        self._follow_start()
+
+    def _follow_start(self) -> None:
+        """Let the log start where the leader's does, as far as records are known to be committed
+        here.  What is pushed says that by itself, so it may come later than the leader's start."""
         partition = self.partition
-        start = min(row.log_start_offset, partition.high_watermark)
+        if self.is_pushed and self._leader_start > partition.high_watermark:
+            self.watch()  # first: it may move before it is read again
+        start = min(self._leader_start, partition.high_watermark)
         if self.is_following and start > max(partition.log_start_offset, self._told_start):
             self._told_start = start
-            work = partial(partition.follow_log_start, row.log_start_offset)
+            work = partial(partition.follow_log_start, start)
             self._around.on_thread(partition, work, self._log_started)
 
     def _log_started(self, result: Any, error: BaseException | None) -> None:
@@ -319,31 +377,38 @@ class Replica:
         """See `fetcher.Copy`."""
         self.feed(machine.OutOfRange(epoch, start))
 
-    # -- showing -----------------------------------------------------------------------------------
+    # -- push --------------------------------------------------------------------------------------
 
-    def _show(self, offset: int) -> None:
-        if not self._showing and self.partition.replicated_nowait(SHOWN, offset):
-            self._around.shown(self.tp)
+    async def stop_copying(self) -> None:
+        """See `push.PushableCopy`."""
+        self.is_pushed = True
+        self._ways.fetcher.confirm(self.following.leader, self)
+        while self._appending is not None:
+            await asyncio.wait([self._appending])
+
+    def copy_again(self) -> None:
+        """See `push.PushableCopy`."""
+        if not self.is_pushed:
             return
-        self._unshown = max(self._unshown, offset)
-        self._show_later()
+        self.is_pushed = False
+        partition = self.partition
+        end, last_epoch = partition.log_end_offset, partition.last_epoch
+        self.feed(machine.Committed(end, last_epoch, self.epoch))
 
-    def _show_later(self) -> None:
-        """On a thread: a file has to be opened, or a flush is under way."""
-        if self._showing or self._unshown < 0:
-            return
-        offset, self._unshown = self._unshown, -1
-        self._showing = True
-        work = partial(self.partition.replicated, SHOWN, offset)
-        self._around.on_thread(self.partition, work, self._showed)
+    def progressed(self) -> None:
+        """See `push.PushableCopy`."""
+        self._ways.fetcher.confirm(self.following.leader, self)
 
-    def _showed(self, result: Any, error: BaseException | None) -> None:
-        self._showing = False
-        if error is not None:
-            log.error("the high watermark of %s was not shown: %s", self.tp, error)
+    def moved(self) -> None:
+        """See `push.PushableCopy`."""
         if not self._ended:
             self._around.shown(self.tp)
-            self._show_later()
+            self._follow_start()
+
+    def watch(self) -> None:
+        """Somebody waits for records that become readable."""
+        if self._push is not None:
+            self._push.watch()
 
     # -- the end -----------------------------------------------------------------------------------
 
@@ -353,6 +418,8 @@ class Replica:
         self._stop_access()
         self._slow.clear()
         resigned, self._resigned = self._resigned, []
+        if self._ending_push is not None:  # a fence may wait for it
+            resigned.append(self._ending_push.close(gives_up=True))
         await asyncio.gather(*resigned, return_exceptions=True)
         while self._task is not None or self._appending is not None:
             under_way = [w for w in (self._task, self._appending) if w is not None]

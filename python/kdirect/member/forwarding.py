@@ -42,6 +42,7 @@ from kdirect.cluster.requests import (
     ListReassignments,
     Reassign,
     ReassignmentRow,
+    ReplicasFailed,
     Request,
     RowOutcome,
     ShutDown,
@@ -57,6 +58,7 @@ _ROWS: Mapping[type, type] = {
     AlterInSync: InSyncAnswer,
     ElectLeaders: RowOutcome,
     Reassign: RowOutcome,
+    ReplicasFailed: RowOutcome,
     ListReassignments: ReassignmentRow,
     ShutDown: TopicPartition,
 }

@@ -6,7 +6,8 @@ moved, the answer was lost) is sent again, as long as its proposals stand: the v
 that each of them names lets the controller do a thing once only.
 
 A refusal ends a proposal only if no copy of it is unanswered (`leading_replica.Refused`).  One that
-was sent before without an answer is asked again until the state itself changes.
+was sent before without an answer is sent as `repeated`: a controller that refuses it gives the
+state a new version, which ends the proposal and every copy of it.
 """
 
 from __future__ import annotations
@@ -82,7 +83,10 @@ class InSyncChanges:
 
     async def _ask(self, asked: dict[TopicPartition, _Proposal]) -> bool:
         """Ask for all of them once; whether that settled each."""
-        rows = tuple(_row(tp, proposal) for tp, proposal in asked.items())
+        rows = tuple(
+            _row(tp, proposal, repeated=(tp, proposal.propose) in self._doubtful)
+            for tp, proposal in asked.items()
+        )
         request = AlterInSync(None, self._broker, self._incarnation(), rows)
         try:
             answer = await self._membership.ask(request, ASK_S)
@@ -112,14 +116,14 @@ class InSyncChanges:
             del self._open[row.partition]  # the metadata will say what it is now
             return True
         if (row.partition, propose) in self._doubtful:
-            return False
+            return False  # of a controller that has not given the state a new version
         log.info("who is in sync of %s was not changed: %s", row.partition, row.code.name)
         del self._open[row.partition]
         proposal.settle(Refused(propose.version))
         return True
 
 
-def _row(tp: TopicPartition, proposal: _Proposal) -> InSyncRow:
+def _row(tp: TopicPartition, proposal: _Proposal, *, repeated: bool) -> InSyncRow:
     propose = proposal.propose
     in_sync = tuple(zip(propose.in_sync, propose.incarnations, strict=True))
-    return InSyncRow(tp, proposal.epoch, propose.version, in_sync)
+    return InSyncRow(tp, proposal.epoch, propose.version, in_sync, repeated)

@@ -25,31 +25,44 @@ from pathlib import Path
 from typing import Any
 
 from kdirect.cluster.image import Settings
-from kdirect.cluster.records import BrokerRegistration, Endpoint
+from kdirect.cluster.records import OWN, BrokerRegistration, Endpoint
 from kdirect.cluster.requests import Answer, Request
 from kdirect.errors import (
     BrokerUnavailableError,
     ClosedError,
+    CorruptLogError,
     KdirectError,
     StoreLostError,
     TimedOutError,
 )
 from kdirect.log import checkpoint
 from kdirect.member.asking import Asking
-from kdirect.member.identity import Identity, Past, boot_id, read_past, write_identity
+from kdirect.member.identity import (
+    Identity,
+    Kept,
+    Past,
+    boot_id,
+    find_lost,
+    have_been_used,
+    read_past,
+    write_identity,
+)
 from kdirect.member.loop_store import LoopStore
 from kdirect.member.metadata import NOBODY, Metadata
 from kdirect.member.peers import Peers
+from kdirect.member.picture import read_image
 from kdirect.member.producer_ids import Block, take_block
 from kdirect.member.registration import check_cluster
 from kdirect.member.reports import Reports
 from kdirect.member.session import Hooks, Session
+from kdirect.model import TopicPartition
 from kdirect.store.contract import MetadataStore
 from kdirect.wire.environment import SYSTEM, Environment
 
 log = logging.getLogger("kdirect.member")
 
 TICK_S = 2.0
+MOST_LOST = 5000  # replicas that a registration names
 PRODUCER_IDS_S = 30.0  # how long a block of producer ids is waited for
 Callback = Callable[[Metadata, Metadata], None]
 
@@ -109,8 +122,12 @@ class Membership:
         self._may_register = asyncio.Event()
         self._past = Past()
         self._boot = boot_id()
+        self._may_found = False  # a cluster, in a store that knows none
         self._own_cluster_id = ""
         self._intact_since: int | None = None
+        self._since: dict[Path, int | None] = {}  # the same of each log directory
+        self._kept: Callable[[], Mapping[TopicPartition, Kept]] | None = None
+        self._lost_replicas: Mapping[TopicPartition, int] = {}
         self._incarnation = -1  # of the registration before, which may be seen after its session
         self._endpoints: tuple[Endpoint, ...] = ()
         self._failure: asyncio.Future[KdirectError] | None = (
@@ -142,7 +159,10 @@ class Membership:
         zookeeper.connection.timeout.ms; LogError: the directories are another cluster's."""
         self._past = read_past(self._log_dirs, self._boot)
         self._intact_since = self._past.intact_since
+        self._since = dict(self._past.since)
         self._own_cluster_id = self._cluster_id_on_disk()
+        was_member = bool(self._own_cluster_id) and have_been_used(self._log_dirs)
+        self._may_found = self.may_come_from_elsewhere or not was_member
         self._open_session()
         timeout_ms = self._config["zookeeper.connection.timeout.ms"]
         if timeout_ms is None:
@@ -160,12 +180,18 @@ class Membership:
             raise
         return self.metadata.cluster_id
 
-    async def start(self, endpoints: Sequence[Endpoint]) -> None:
-        """Register, and read what there is.  `endpoints`: where this broker is found.  The log
-        directories must be open.  Connects, if that was not done.
+    async def start(
+        self,
+        endpoints: Sequence[Endpoint],
+        kept: Callable[[], Mapping[TopicPartition, Kept]] | None = None,
+    ) -> None:
+        """Register, and read what there is.  `endpoints`: where this broker is found.  `kept()`:
+        the replicas that are here; None: none that were was lost.  The log directories must be
+        open.  Connects, if that was not done.
 
         ConfigError: the broker's id is in use, or the store refuses."""
         self._endpoints = tuple(endpoints)
+        self._kept = kept
         if self._session is None:
             await self.connect()
         self._may_register.set()
@@ -261,6 +287,7 @@ class Membership:
         first = not self.sessions_expired
         hooks = Hooks(
             self._reached,
+            lambda: self._may_found,
             self._registration,
             self._registered,
             self._session_changed,
@@ -276,6 +303,7 @@ class Membership:
             self._environment,
             self.reports,
             hooks,
+            where=str(self._log_dirs[0]),
             may_register=self._may_register,
             # The process before may have had the longer session.
             wait_s=self._config["zookeeper.session.timeout.ms"] / 1000 * 2 if first else None,
@@ -288,16 +316,39 @@ class Membership:
             check_cluster(cluster_id, self._own_cluster_id, where)
         self._own_cluster_id = cluster_id
         self.may_come_from_elsewhere = False  # from here on it is this cluster's
+        self._may_found = False
         self._publish(cluster_id=cluster_id)
 
-    def _registration(self) -> BrokerRegistration:
+    async def _registration(self) -> BrokerRegistration:
+        """StoreLostError."""
+        if self._kept is not None:
+            await self._find_lost(self._kept())
+            self._kept = None
         return BrokerRegistration(
             self._endpoints,
             {endpoint.listener: "PLAINTEXT" for endpoint in self._endpoints},
             self._config["broker.rack"],
             self._environment.time_ms(),
             self._intact_since,
+            self._lost_replicas,
         )
+
+    async def _find_lost(self, kept: Mapping[TopicPartition, Kept]) -> None:
+        """Which replicas lack what this broker's processes have confirmed, although others do
+        not."""
+        assert self._session is not None
+        if self._intact_since is None:
+            return  # all may
+        image = await read_image(self._session.store)
+        if image is None:
+            raise StoreLostError("the metadata store was lost")
+        lost = find_lost(image, self.node_id, self._past, kept)
+        if lost:
+            some = ", ".join(str(tp) for tp in list(lost)[:10])
+            log.warning("%d replicas are missing or not whole: %s", len(lost), some)
+        if len(lost) > MOST_LOST:  # more than a node has room for
+            self._intact_since, lost = None, {}
+        self._lost_replicas = lost
 
     def _registered(self) -> None:
         assert self._session is not None
@@ -305,7 +356,20 @@ class Membership:
         if self._intact_since is None or self._intact_since > incarnation:
             self._intact_since = incarnation  # a number of another store says nothing here
         self._incarnation = incarnation
-        write_identity(self._log_dirs, Identity(self._boot, incarnation, self._intact_since))
+        self._lost_replicas = {
+            tp: incarnation if since == OWN else since for tp, since in self._lost_replicas.items()
+        }
+        for directory in self._log_dirs:
+            since = self._since.get(directory)
+            known = since is not None and since <= incarnation
+            self._since[directory] = since if known else incarnation
+        write_identity(
+            {
+                directory: Identity(self._boot, incarnation, since, self._lost_replicas)
+                for directory, since in self._since.items()
+                if since is not None
+            }
+        )
         log.info("broker %d is registered, as incarnation %d", self.node_id, incarnation)
         self._publish(incarnation=incarnation)
 
@@ -352,7 +416,11 @@ class Membership:
 
     def _cluster_id_on_disk(self) -> str:
         for directory in self._log_dirs:
-            found = checkpoint.read_properties(directory / checkpoint.META_PROPERTIES)
+            try:
+                found = checkpoint.read_properties(directory / checkpoint.META_PROPERTIES)
+            except CorruptLogError as e:  # the log will not open, or leave this directory out
+                log.error("%s", e)
+                continue
             if found is not None and found.get("cluster.id"):
                 return found["cluster.id"]
         return ""

@@ -38,7 +38,8 @@ class LiveNode(NamedTuple):
 
     def as_live_broker(self) -> LiveBroker:
         """What the rules of elections need of it."""
-        return LiveBroker(self.incarnation, self.registration.rack, self.intact_since)
+        lost = self.registration.lost_since(self.incarnation)
+        return LiveBroker(self.incarnation, self.registration.rack, self.intact_since, lost)
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,6 +11,7 @@ states that were decided by it.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -159,6 +160,21 @@ class Picture:
             for number, there in sorted(live.items())
         }
         self._changed()
+
+
+async def read_image(store: LoopStore) -> Image | None:
+    """What there is now of topics and configs; None when the connection was lost."""
+    read: asyncio.Future[dict[str, Node] | None] = asyncio.get_running_loop().create_future()
+
+    def done(nodes: dict[str, Node] | None) -> None:
+        if not read.done():
+            read.set_result(nodes)
+
+    read_tree(store, ROOTS, done)
+    nodes = await read
+    if nodes is None:
+        return None
+    return absorb(NO_IMAGE, {path: nodes[path] for path in sorted(nodes, key=_rank)})
 
 
 def _rank(path: str) -> tuple[int, int, str]:

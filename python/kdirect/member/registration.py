@@ -30,13 +30,16 @@ from kdirect.member.loop_store import LoopStore
 from kdirect.member.peers import connect
 from kdirect.member.reports import Reports
 from kdirect.store.contract import (
+    Check,
     Committed,
     Conflict,
     Create,
     Delete,
     Found,
     Node,
+    Operation,
     Reason,
+    Replace,
 )
 
 log = logging.getLogger("kdirect.member")
@@ -63,9 +66,21 @@ async def make_nodes(store: LoopStore) -> None:
             await _create(store, Create(path, value))
 
 
-async def settle_cluster_id(store: LoopStore, own: str) -> str:
-    """The cluster's id; whoever comes first creates it, as `own`.  Errors as `make_nodes`, and
-    CorruptMetadataError."""
+async def settle_cluster_id(store: LoopStore, own: str, *, may_found: bool, where: str) -> str:
+    """The cluster's id.  Where there is none, a broker that `may_found` a cluster creates it, as
+    `own`; to another one, whose log directories (the first is `where`) are a cluster's already, the
+    store has been emptied, or is not the one that it was.  Before that, the nodes are made sure of
+    that every broker needs.  Errors as `make_nodes`, and CorruptMetadataError."""
+    if not may_found and not await _exists(store, paths.CLUSTER_ID):
+        text = records.encode_cluster_id(own).decode()
+        raise ConfigError(
+            f"the metadata store knows no cluster, and {where} belongs to cluster {own}: it is"
+            " another store (or chroot), or it was emptied",
+            hint="correct zookeeper.connect, or restore what ZooKeeper had (where node"
+            f" {paths.CLUSTER_ID} alone is missing, create it: {text}); a broker that is started"
+            " once without zookeeper.connect brings its topics along to a new cluster",
+        )
+    await make_nodes(store)
     (node,) = await _read(store, paths.CLUSTER_ID)
     if node is None:
         await _create(store, Create(paths.CLUSTER_ID, records.encode_cluster_id(own)))
@@ -127,11 +142,15 @@ class Registration:
                 return node.created
             self.incarnation = -1
             if node is None:
-                await _create(self._store, Create(self.path, value, ephemeral=True))
+                # The node above it has a new version then, for whoever deletes it: see `_delete`.
+                await _create(
+                    self._store,
+                    Create(self.path, value, ephemeral=True),
+                    Replace(paths.BROKER_IDS, b""),
+                )
                 continue
             holder = await self._look_at(node, registration.endpoints)
             if holder is _Holder.BEFORE:
-                log.info("deleting %s of the process before, which has ended", self.path)
                 await self._delete(node)
                 continue
             if self._wait_s is not None and holder is _Holder.ANOTHER:
@@ -169,7 +188,15 @@ class Registration:
         return _Holder.SILENT if addresses else _Holder.HERE
 
     async def _delete(self, node: Node) -> None:
-        answer = await self._store.commit_later(Delete(self.path, node.version))
+        """Delete this node, and not one that another broker has made of the same path meanwhile:
+        the version of every such node is 0, so the node above it tells them apart."""
+        above, there = await _read(self._store, paths.BROKER_IDS, self.path)
+        if above is None or there is None or there.created != node.created:
+            return  # look again
+        log.info("deleting %s of the process before, which has ended", self.path)
+        answer = await self._store.commit_later(
+            Check(paths.BROKER_IDS, above.version), Delete(self.path, there.version)
+        )
         if not isinstance(answer, Committed | Conflict):
             raise StoreLostError("the metadata store was lost")
 
@@ -195,9 +222,19 @@ async def _read(store: LoopStore, *wanted: str, watch: bool = False) -> tuple[No
     return answer.nodes
 
 
-async def _create(store: LoopStore, operation: Create) -> None:
-    """Create the node, unless it is there."""
-    answer = await store.commit_later(operation)
+async def _exists(store: LoopStore, path: str) -> bool:
+    """Is there such a node?  A server may lag, and read nothing; a commit it does not answer."""
+    answer = await store.commit_later(Check(path))
+    if isinstance(answer, Conflict) and answer.reason is Reason.REFUSED:
+        raise _refused(f"does not let this broker look at {path}", answer)
+    if not isinstance(answer, Committed | Conflict):
+        raise StoreLostError("the metadata store was lost")
+    return isinstance(answer, Committed)
+
+
+async def _create(store: LoopStore, operation: Create, *more: Operation) -> None:
+    """Create the node, and do what is to be done with it, unless it is there."""
+    answer = await store.commit_later(operation, *more)
     if isinstance(answer, Committed):
         return
     if not isinstance(answer, Conflict):

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Hashable
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping
 from typing import Any
 
 from kdirect.cluster.election import Partition as PartitionPicture
@@ -44,26 +44,34 @@ from kdirect.errors import (
     FencedLeaderEpochError,
     KdirectError,
     LeaderNotAvailableError,
+    LogError,
     NotLeaderError,
+    ProtocolError,
     ReplicaNotAvailableError,
     UnknownLeaderEpochError,
     UnknownTopicError,
 )
 from kdirect.format import protocol as p
 from kdirect.format.protocol import ErrorCode
+from kdirect.format.replica_fetch import Feeding, Push
 from kdirect.log.partition import Partition
 from kdirect.member import epoch_questions
 from kdirect.member.epoch_questions import EpochQuestions, EpochRow
+from kdirect.member.failed_replicas import FailedReplicas
 from kdirect.member.fetch_sessions import FetchSessions, Found
 from kdirect.member.fetcher import Fetcher
 from kdirect.member.following import Replica, Ways, begin_leading
 from kdirect.member.in_sync_changes import InSyncChanges
 from kdirect.member.leading import Leader, Surroundings
 from kdirect.member.metadata import Metadata
+from kdirect.member.push import PushSide
+from kdirect.member.throttle import Pace, Throttles
 from kdirect.model import TopicPartition
 from kdirect.wire.environment import Environment
 
 log = logging.getLogger("kdirect.member")
+
+NO_RATES: Mapping[str, Any] = {}
 
 # `on_thread(partition, work, done)`: see `kdirect.broker.files.FileThreads.for_partition`.
 OnThread = Callable[
@@ -78,7 +86,8 @@ class Replicas:
     `membership` and `peers` as in `kdirect.member`; `on_thread` does file work of one partition,
     `read(work)` awaits what reads cold bytes, and `release(segment)` gives back what was read
     (`FileThreads`).  `lag_ms`: replica.lag.time.max.ms; `min_in_sync`: the broker's
-    min.insync.replicas, for topics that have none of their own."""
+    min.insync.replicas, for topics that have none of their own; `throttle_rates`: its properties
+    of these names."""
 
     def __init__(
         self,
@@ -91,14 +100,21 @@ class Replicas:
         environment: Environment,
         lag_ms: int = 30_000,
         min_in_sync: int = 1,
+        throttle_rates: Mapping[str, Any] = NO_RATES,
     ) -> None:
         self.on_lead: list[Callable[[TopicPartition, Partition, int], None]] = []
         self.on_resign: list[Callable[[TopicPartition, Partition], Awaitable[None] | None]] = []
         self.on_high_watermark: list[Callable[[TopicPartition, Partition], None]] = []
+        # The high watermark may have moved without a word: see `Surroundings.released`.
+        self.on_released: list[Callable[[TopicPartition, Partition], None]] = []
+        # Fewer replicas are in sync than min.insync.replicas, and were enough before.
+        self.on_too_few: list[Callable[[TopicPartition, Partition], None]] = []
         # `watch(tp)`: have `appended` called, on the loop, after the next commit by RDMA.  Of a
         # partition with replicas somebody always watches: the sessions of its followers, whenever
         # they have looked at it, or this, where it has none.
         self.watch: Callable[[TopicPartition], None] = lambda tp: None
+        # Replication by WRITEs into followers' files; set before `start`, None: by Fetch alone.
+        self.push: PushSide | None = None
         self._membership = membership
         self._metadata: Metadata | None = None
         self._environment = environment
@@ -115,26 +131,55 @@ class Replicas:
         node_id = membership.metadata.node_id
         self._broker = node_id
         self._changes = InSyncChanges(membership, node_id, self._incarnation)
-        self._fetcher = Fetcher(peers, node_id, self._incarnation)
+        self.failed = FailedReplicas(membership, node_id)
+        self.throttles = Throttles(
+            node_id, lambda: self._metadata, environment.monotonic, throttle_rates
+        )
+        self._fetcher = Fetcher(peers, node_id, self._incarnation, self.throttles.followed)
         self._questions = EpochQuestions(peers, node_id)
-        self._sessions = FetchSessions(
+        self._sessions = self._fetch_sessions(read, release)
+        self._around = self._surroundings(on_thread)
+        self._ways = Ways(
+            self._fetcher,
+            self._questions,
+            self._lead,
+            self._is_replicated,
+            self._led,
+            self._end,
+            lambda: self.push,
+        )
+
+    def _fetch_sessions(
+        self, read: Callable[..., Awaitable[Any]], release: Callable[[Any], None]
+    ) -> FetchSessions:
+        """What serves followers."""
+        sessions = FetchSessions(
             find=self._find,
             incarnation_of=self._incarnation_of,
             read=read,
             release=release,
             watch=lambda tp: self.watch(tp),
+            offers=self._offers,
+            held_back=self._held_back,
         )
-        self._sessions.on_lost = self._link_lost
-        self._around = Surroundings(
-            node_id,
+        sessions.on_lost = self._link_lost
+        return sessions
+
+    def _surroundings(self, on_thread: OnThread) -> Surroundings:
+        """What leaders and followers work with."""
+        return Surroundings(
+            self._broker,
             self._changes,
             on_thread,
             self._shown,
-            lambda: int(environment.monotonic() * 1000),
-            environment.time_ms,
-        )
-        self._ways = Ways(
-            self._fetcher, self._questions, self._lead, self._is_replicated, self._led, self._end
+            lambda: int(self._environment.monotonic() * 1000),
+            self._environment.time_ms,
+            self._sessions.end_push,
+            self._sessions.want_file,
+            self._sessions.begin_push,
+            self._sessions.fetches,
+            self._released,
+            self._too_few,
         )
 
     async def start(self) -> None:
@@ -151,6 +196,7 @@ class Replicas:
         self._fetcher.stop()
         self._questions.stop()
         self._changes.stop()
+        self.failed.stop()
         await asyncio.gather(*(replica.close() for replica in self._replicas.values()))
         self._sessions.stop()
 
@@ -174,6 +220,23 @@ class Replicas:
         await replica.close()
         self._count(replica.leader)
         self._sessions.mark(tp)
+
+    async def fail(self, partitions: Iterable[TopicPartition]) -> None:
+        """The directory of their logs has failed: others are to lead, and clients are told so."""
+        doomed = list(partitions)
+        self.failed.add(doomed)  # first: others lead the sooner
+        await asyncio.gather(*(self.remove(tp) for tp in doomed))
+
+    def has_no_room(self, tp: TopicPartition) -> None:
+        """The log could not be written for lack of room.  One that follows tells its leader when it
+        asks for more; one that leads, or cannot even begin to lead or follow, tells the controller.
+        """
+        replica = self._replicas.get(tp)
+        picture = self._metadata.partition(tp) if self._metadata is not None else None
+        if replica is None or replica.is_following or picture is None or picture.state is None:
+            return
+        if self._broker in picture.state.in_sync and len(picture.state.in_sync) > 1:
+            self.failed.is_full(tp)
 
     # -- what handlers ask -------------------------------------------------------------------------
 
@@ -295,6 +358,7 @@ class Replicas:
             "replicas_fetch_requests": self._sessions.requests,
             "replicas_sent_bytes": self._sessions.sent_bytes,
             "replicas_fetched_bytes": self._fetcher.fetched_bytes,
+            "replicas_pulled_bytes": 0 if self.push is None else self.push.pulled_bytes,
             "replicas_fetch_failures": self._fetcher.failures,
         }
 
@@ -304,8 +368,28 @@ class Replicas:
         """The log of `tp` has grown: followers that wait are answered."""
         replica = self._replicas.get(tp)
         if replica is not None and replica.leader is not None and not replica.leader.is_alone:
-            self._sessions.mark(tp)  # first: then the next commit by RDMA is told of, too
+            self._sessions.grown(tp)  # first: then the next commit by RDMA is told of, too
             replica.leader.appended()
+
+    def is_replicated(self, tp: TopicPartition) -> bool:
+        """Are there other replicas of a partition that this broker leads?"""
+        leader = self._leader_here(tp)
+        return leader is not None and not leader.is_alone
+
+    def watch_readable(self, tp: TopicPartition) -> None:
+        """Somebody waits for more readable records: have `on_high_watermark` called although the
+        high watermark moves without Python here."""
+        replica = self._replicas.get(tp)
+        if replica is None:
+            return
+        if replica.leader is not None:
+            replica.leader.watch()
+        else:
+            replica.watch()
+
+    def feeding(self) -> dict[TopicPartition, Feeding]:
+        """How each replica here gets its records."""
+        return {tp: replica.feeding() for tp, replica in self._replicas.items()}
 
     def flushed(self, tp: TopicPartition) -> None:
         """More of the log of `tp` is on disk: what waited for that may be committed now."""
@@ -320,8 +404,24 @@ class Replicas:
         `connection` tells connections apart."""
         if request.API_KEY == p.FetchAsReplicaRequest.API_KEY:
             return await self._sessions.answer(connection, request)
+        if request.API_KEY != p.EndOfEpochRequest.API_KEY:
+            return await self._answer_push(request)
         response = epoch_questions.answer(request, self._epoch_row)
         return [response.encode(version=0)]
+
+    async def _answer_push(self, request: Any) -> list[Any]:
+        if self.push is None:
+            raise ProtocolError(f"this broker takes no {type(request).__name__}")
+        else:
+            response = await self.push.answer(request, self._find, self._incarnation_of)
+        return [response.encode(version=0)]
+
+    def _offers(self, partition: Partition, offset: int) -> Push:
+        return Push.NOTHING if self.push is None else self.push.offers(partition, offset)
+
+    def _held_back(self, leader: Leader, broker: int) -> Pace | None:
+        in_sync = broker in leader.leading.state.in_sync
+        return self.throttles.led(leader.tp, in_sync=in_sync)
 
     def connection_closed(self, connection: Hashable) -> None:
         """What this connection fetched is not on its way any more."""
@@ -334,9 +434,12 @@ class Replicas:
         if self._stopped:
             return
         before, self._metadata = self._metadata, after
+        self.throttles.changed(after)
         registered = None
         if before is None or _incarnations(before) != _incarnations(after):
             registered = Registered(_incarnations(after))
+            if self.push is not None:
+                self.push.registered(after.incarnation, self._incarnation_of)
         rules = before is None or before.image.broker_configs != after.image.broker_configs
         for tp, replica in list(self._replicas.items()):
             known = before.partition(tp) if before is not None else None
@@ -351,6 +454,8 @@ class Replicas:
                 new = after.topic(tp.topic)
                 if rules or old is None or new is None or old.config is not new.config:
                     self._configure(leader)
+                    self._sessions.mark(tp)  # what held a follower back may be gone
+        self.failed.look()
         self._fetcher.retry()
 
     def _look_at(self, replica: Replica, picture: PartitionPicture | None) -> None:
@@ -367,6 +472,8 @@ class Replicas:
             replica.feed(Follow(leader, state.leader_epoch))
         if replica.leader is not None and replica.leader.epoch == state.leader_epoch:
             replica.leader.feed(Learned(state))
+            if self.throttles.led(replica.tp, in_sync=False) is not None:
+                self._sessions.mark(replica.tp)  # nothing holds a follower back that is in sync
             if tuple(sorted(picture.replicas)) != replica.leader.leading.replicas:
                 self.watch(replica.tp)
                 replica.leader.assigned(picture.replicas)
@@ -430,6 +537,8 @@ class Replicas:
         self._count(replica.leader)
         self._sessions.mark(replica.tp)
         ended = [_call(hook, replica.tp, replica.partition) for hook in self.on_resign]
+        if replica.leader is not None and replica.leader.pushed is not None:
+            ended.append(replica.leader.pushed.resign())
         return [awaitable for awaitable in ended if awaitable is not None]
 
     def _count(self, leader: Leader | None) -> None:
@@ -439,9 +548,18 @@ class Replicas:
 
     def _shown(self, tp: TopicPartition) -> None:
         self._sessions.mark_soon(tp)
+        self._tell(self.on_high_watermark, tp)
+
+    def _released(self, tp: TopicPartition) -> None:
+        self._tell(self.on_released, tp)
+
+    def _too_few(self, tp: TopicPartition) -> None:
+        self._tell(self.on_too_few, tp)
+
+    def _tell(self, hooks: Iterable[Callable[..., None]], tp: TopicPartition) -> None:
         replica = self._replicas.get(tp)
         if replica is not None:
-            for hook in self.on_high_watermark:
+            for hook in hooks:
                 _call(hook, tp, replica.partition)
 
     def _link_lost(self, broker: int, partitions: list[TopicPartition]) -> None:
@@ -460,8 +578,9 @@ class Replicas:
         for replica in list(self._replicas.values()):
             if replica.leader is not None:
                 replica.leader.ticked()
-                # A commit by RDMA may be told of late, or not, when its producer is gone.
-                if replica.leader.has_more:
+                # A commit by RDMA may be told of late, or not, when its producer is gone; and the
+                # log may start elsewhere, which those that are pushed do not hear.
+                if replica.leader.pushed is not None or replica.leader.has_more:
                     self._sessions.mark(replica.tp)
         self._tick_later()
 
@@ -493,6 +612,11 @@ class Replicas:
         picture = metadata.partition(tp) if metadata is not None else None
         if picture is None:
             return UnknownTopicError(f"there is no partition {tp}")
+        if tp in self.failed:
+            return LogError(
+                f"the log directory of {tp} on this broker has failed",
+                hint="ask for metadata again: another broker leads; see the broker's log",
+            )
         if self._broker in picture.replicas:
             return ReplicaNotAvailableError(
                 f"the replica of {tp} on this broker is being made", hint="ask again soon"

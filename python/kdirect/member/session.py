@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from kdirect.cluster import paths
@@ -21,7 +21,7 @@ from kdirect.member.controller_host import ControllerHost
 from kdirect.member.identity import Past
 from kdirect.member.loop_store import LoopStore
 from kdirect.member.picture import Picture
-from kdirect.member.registration import Registration, make_nodes, settle_cluster_id
+from kdirect.member.registration import Registration, settle_cluster_id
 from kdirect.member.reports import Reports
 from kdirect.store.contract import Changed, Event, Refused, SessionState
 from kdirect.wire.environment import Environment
@@ -34,12 +34,14 @@ class Hooks:
     """What a session asks of the broker, and tells it; all on the event loop.
 
     `reached(cluster_id)`: the store was reached, and this is its cluster's id; raises KdirectError
-    if that is not this broker's.  `registration()`: what is to be registered.  `registered()`: it
+    if that is not this broker's.  `may_found()`: may this broker make a new cluster of an empty
+    store?  `registration()`: what is to be registered.  `registered()`: it
     is.  `changed()`: something in the picture, or the controller, is another one.  `failed(error)`:
     this broker cannot take part.  `ended()`: the session is over."""
 
     reached: Callable[[str], None]
-    registration: Callable[[], BrokerRegistration]
+    may_found: Callable[[], bool]
+    registration: Callable[[], Awaitable[BrokerRegistration]]
     registered: Callable[[], None]
     changed: Callable[[], None]
     failed: Callable[[KdirectError], None]
@@ -47,7 +49,8 @@ class Hooks:
 
 
 class Session:
-    """See the module.  `cluster_id`: what the cluster is called if this broker is the first.
+    """See the module.  `cluster_id`: what the cluster is called if this broker is the first, and
+    `where` the first of its log directories.
     `may_register`: set when the broker is ready to be found by others."""
 
     def __init__(
@@ -61,6 +64,7 @@ class Session:
         reports: Reports,
         hooks: Hooks,
         *,
+        where: str,
         may_register: asyncio.Event,
         wait_s: float | None,
     ) -> None:
@@ -80,6 +84,7 @@ class Session:
             elected=hooks.changed,
         )
         self._cluster_id = cluster_id
+        self._where = where
         self._hooks = hooks
         self._may_register = may_register
         self._joining: asyncio.Task[None] | None = None
@@ -157,11 +162,17 @@ class Session:
 
     async def _take_part(self) -> None:
         try:
-            await make_nodes(self.store)
-            self._hooks.reached(await settle_cluster_id(self.store, self._cluster_id))
+            self._hooks.reached(
+                await settle_cluster_id(
+                    self.store,
+                    self._cluster_id,
+                    may_found=self._hooks.may_found(),
+                    where=self._where,
+                )
+            )
             await self._may_register.wait()
             before = self.registration.incarnation
-            made = await self.registration.register(self._hooks.registration())
+            made = await self.registration.register(await self._hooks.registration())
             if made != before:
                 self._hooks.registered()
             # Not before: the server may lag, and what it shows after a write of this session is no

@@ -53,6 +53,9 @@ import os
 
 from kdirect.errors import QueueFullError, QueuePairError, RdmaError
 
+cdef enum:
+    LONG_READ = 1 << 16     # bytes from which on a READ is posted without the GIL
+
 STATUS_NAMES = {
     WC_SUCCESS: "success", WC_LOC_LEN_ERR: "local length error",
     WC_LOC_PROT_ERR: "local protection error",
@@ -450,8 +453,15 @@ cdef class QueuePair:
     def post_read(self, wr_id, MemoryRegion local, uint64_t position, uint32_t length,
                   uint64_t remote_address, uint32_t rkey):
         """READ `length` bytes at (`remote_address`, `rkey`) into `local` at `position`."""
-        _check(self.c_post_read(wr_id, local.address + position, local.lkey, length, remote_address,
-                                rkey), "READ", self)
+        cdef int rc
+        cdef uint64_t number = wr_id, at = local.address + position
+        cdef uint32_t lkey = local.lkey
+        if length < LONG_READ:
+            rc = self.c_post_read(number, at, lkey, length, remote_address, rkey)
+        else:
+            with nogil:  # over shm the posting thread copies
+                rc = self.c_post_read(number, at, lkey, length, remote_address, rkey)
+        _check(rc, "READ", self)
 
     def post_write(self, wr_id, MemoryRegion local, uint64_t position, uint32_t length,
                    uint64_t remote_address, uint32_t rkey):

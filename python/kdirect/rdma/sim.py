@@ -21,6 +21,8 @@ takes over where its process would wait (`sim_queue`).  The fabric itself is in 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from kdirect.errors import ClosedError, RdmaError
 from kdirect.rdma.contract import CompletionQueue, Device, Memory, ProtectionDomain
 from kdirect.rdma.sim_fabric import (
@@ -65,6 +67,15 @@ class SimNetwork(SimFabric):
         """The device's process dies: its queue pairs are gone; their peers notice after a delay."""
         for qp in device.queue_pairs():
             qp.die()
+
+    def part(self, pairs: Iterable[tuple[str, str]]) -> None:
+        """From now on requests do not get from the first device to the second, by their names, of
+        each of these pairs; what waited for pairs that are not among them goes on.  The way back is
+        not affected, nor what is said of a connection that ends."""
+        self.parted = set(pairs)
+        waiting, self.waiting = self.waiting, []
+        for qp in waiting:
+            qp.go_on()
 
     def hold(self, qp: SimQueuePair) -> None:
         """The next READ or WRITE of `qp` stops half-way, as when its process hangs or is stopped,

@@ -12,6 +12,7 @@ nothing of queue pairs or devices; `sim_queue` and `sim` are built on it.  It ow
 from __future__ import annotations
 
 import heapq
+import mmap
 import os
 import random
 from collections.abc import Callable
@@ -21,6 +22,8 @@ from typing import Any
 from kdirect.errors import RdmaError
 from kdirect.rdma.contract import Memory, MemoryRegion, check_registration, forked_error
 
+PAGE_BYTES = mmap.PAGESIZE
+BUFFERS_HINT = "local buffers belong to the network from post until the completion is polled"
 Event = tuple[int, int, Callable[[], None]]  # when it is due, its number, what happens
 
 
@@ -69,6 +72,9 @@ class SimFabric:
         self.endpoints: dict[bytes, Any] = {}
         self.halves: list[Half] = []
         self.hold_next: set[int] = set()  # numbers of queue pairs whose next copy is held
+        self.parted: set[tuple[str, str]] = set()  # names of devices: from, to
+        # Queue pairs whose requests wait until their devices are joined again.
+        self.waiting: list[Any] = []
         self._events: list[Event] = []
         self._event_number = 0
         self._last_qp_num = 0
@@ -130,11 +136,11 @@ class SimFabric:
         self._last_qp_num += 1
         return self._last_qp_num
 
-    def fail(self, message: str) -> None:
+    def fail(self, message: str, hint: str = BUFFERS_HINT) -> None:
         """A program broke the contract: raise now, and from every later call."""
         self.failure = RdmaError(
             f"{message} (seed {self.seed}, virtual time {self.now_ns} ns)",
-            hint="local buffers belong to the network from post until the completion is polled",
+            hint=hint,
         )
         raise self.failure
 
@@ -183,6 +189,7 @@ class SimMemoryRegion(MemoryRegion):
         super().__init__(memory, address, length, key, key, access)
         self.regions = regions
         self.ended = False
+        self._mapped: Memory | None = None
 
     def deregister(self, timeout_ms: float = 100) -> bool:
         """See MemoryRegion.  Virtual time stands still: what is half done under the key is finished
@@ -190,9 +197,21 @@ class SimMemoryRegion(MemoryRegion):
         return self.regions.remove(self)
 
     def view(self, address: int, length: int) -> memoryview:
-        """The bytes at `address` themselves; the caller has checked the bounds."""
+        """The bytes at `address` themselves; the caller has checked the bounds.  In a mapping of
+        the network's own, as an RNIC pins pages and a peer over shared memory maps them: whoever
+        registered them may unmap them while a key is alive or a copy hangs.  But a file that was
+        shortened would be a bus error of that peer."""
+        if self._mapped is None:
+            self._mapped = Memory.map(self.memory.fd, self.memory.length, self.memory.writable)
         start = address - self.memory.address
-        return memoryview(self.memory)[start : start + length]
+        size = os.fstat(self.memory.fd).st_size
+        if start + length > (size + PAGE_BYTES - 1) // PAGE_BYTES * PAGE_BYTES:
+            self.regions.fabric.fail(
+                f"a file was shortened to {size} bytes under an operation that ends at"
+                f" {start + length}",
+                hint="end the key first, and keep the length while a peer is inside of a copy",
+            )
+        return memoryview(self._mapped)[start : start + length]
 
     def holds(self, address: int, length: int) -> bool:
         return self.address <= address and address + length <= self.address + self.length
@@ -202,7 +221,7 @@ class SimRegions:
     """The registered regions of one protection domain, by key."""
 
     def __init__(self, fabric: SimFabric, process: SimProcess) -> None:
-        self._fabric = fabric
+        self.fabric = fabric
         self._process = process
         self._by_key: dict[int, SimMemoryRegion] = {}
 
@@ -213,7 +232,7 @@ class SimRegions:
         length = check_registration(memory, access, position, length)
         key = 0
         while key == 0 or key in self._by_key:
-            key = self._fabric.random.getrandbits(32)
+            key = self.fabric.random.getrandbits(32)
         region = SimMemoryRegion(self, memory, memory.address + position, length, key, access)
         self._by_key[key] = region
         return region
@@ -223,9 +242,9 @@ class SimRegions:
         self._process.check()
         region.ended = True
         self._by_key.pop(region.rkey, None)
-        for half in [h for h in self._fabric.halves if h.region is region]:
-            self._fabric.finish(half)
-        return not any(h.region is region for h in self._fabric.halves)
+        for half in [h for h in self.fabric.halves if h.region is region]:
+            self.fabric.finish(half)
+        return not any(h.region is region for h in self.fabric.halves)
 
     def clear(self) -> None:
         for region in list(self._by_key.values()):

@@ -420,6 +420,10 @@ class SimQueuePair(QueuePair):
         request, peer, fabric = self._requests[0], self._peer, self._fabric
         assert peer is not None
         self._unchanged(request.op, request)
+        if (self._process.name, peer._process.name) in fabric.parted:
+            self._pumping = True  # nothing of this queue pair overtakes it
+            fabric.waiting.append(self)
+            return
         needs_receive = request.op in ("send", "write_imm")
         # A loopback has no wire to lose.
         if peer._process is not self._process and fabric.chance(fabric.faults.disconnect):
@@ -440,6 +444,11 @@ class SimQueuePair(QueuePair):
         status = self._perform(request, peer, torn=torn, held=hold)
         if status is not None:
             self._complete_head(request, status)
+
+    def go_on(self) -> None:
+        """Its device is joined with its peer's again."""
+        self._pumping = False
+        self._pump(self._fabric.delay())
 
     def _receiver_ready(self, request: _Request, peer: SimQueuePair) -> bool:
         """Whether the peer can take this request now.  If not, it is tried again later, or has
@@ -525,7 +534,7 @@ class SimQueuePair(QueuePair):
                 self._land(request, here, first + bytes(source[middle:]))
             elif op != "read" and held and not self._dead:
                 # A hung process goes on with its copy, whatever happened meanwhile.
-                destination[middle:] = rest
+                target.view(request.remote, length)[middle:] = rest
             elif op != "read" and alive:
                 self._unchanged(op, request)
                 destination[middle:] = rest
@@ -675,6 +684,9 @@ class SimQueuePair(QueuePair):
         if self._process.forked:
             return
         self.fail()
+        # Nobody hears of what it had under way when it failed, and its buffers may go.
+        self._requests.clear()
+        self._executed.clear()
         self._fabric.endpoints.pop(self._token, None)
         self._on_close(self)
 

@@ -38,12 +38,10 @@ from kdirect.store import local_files as files
 from kdirect.store.contract import (
     Changed,
     Check,
-    Children,
     ChildrenAnswer,
     CommitAnswer,
     Conflict,
     Event,
-    Found,
     MetadataStore,
     Operation,
     ReadAnswer,
@@ -56,7 +54,8 @@ from kdirect.store.contract import (
     check_process,
 )
 from kdirect.store.local_files import TopicNodes
-from kdirect.store.tree import Touched, Tree
+from kdirect.store.own_files import IDS_FILE, TOPICS_FILE, next_id_text, read_file
+from kdirect.store.tree import Touched, Tree, Watches
 
 log = logging.getLogger("kdirect.store")
 
@@ -127,8 +126,7 @@ class LocalStore(MetadataStore):
         # What topics.json says, or would say if it were written now.
         self._topics: dict[str, TopicNodes] = {}
         self._topics_text = b""
-        self._watched: set[str] = set()
-        self._watched_children: set[str] = set()
+        self._watches = Watches()
 
     # -- life --------------------------------------------------------------------------------------
 
@@ -156,7 +154,7 @@ class LocalStore(MetadataStore):
         except KdirectError as e:
             self._refuse(e)
         except ValueError as e:
-            path = str(self._log_dirs[0] / files.TOPICS_FILE)
+            path = str(self._log_dirs[0] / TOPICS_FILE)
             hint = "restore it, or remove its keys `nodes` and `absent`"
             self._refuse(CorruptLogError(f"{path} is damaged: {e}", hint=hint))
         else:
@@ -195,25 +193,13 @@ class LocalStore(MetadataStore):
         self, paths: Sequence[str], done: Callable[[ReadAnswer], None], *, watch: bool = False
     ) -> None:
         wanted = [check_path(path) for path in paths]
-
-        def look() -> Found:
-            if watch:
-                self._watched.update(wanted)
-            return Found(tuple(self._tree.get(path, _SESSION) for path in wanted))
-
-        self._ask(look, done)
+        self._ask(lambda: self._watches.read(self._tree, _SESSION, wanted, watch=watch), done)
 
     def children(
         self, paths: Sequence[str], done: Callable[[ChildrenAnswer], None], *, watch: bool = False
     ) -> None:
         wanted = [check_path(path) for path in paths]
-
-        def look() -> Children:
-            if watch:
-                self._watched_children.update(wanted)
-            return Children(tuple(self._tree.children(path) for path in wanted))
-
-        self._ask(look, done)
+        self._ask(lambda: self._watches.children(self._tree, wanted, watch=watch), done)
 
     def commit(self, operations: Sequence[Operation], done: Callable[[CommitAnswer], None]) -> None:
         checked = check_operations(operations)
@@ -258,11 +244,7 @@ class LocalStore(MetadataStore):
         self._deliver(answer)
 
     def _tell_watchers(self, touched: Touched) -> None:
-        values = self._watched & touched.values
-        parents = self._watched_children & (touched.parents | touched.values)
-        self._watched -= values
-        self._watched_children -= parents
-        for path in sorted(values | parents):
+        for path in self._watches.take(touched):
             self._tell(Changed(path))
 
     # -- files -------------------------------------------------------------------------------------
@@ -312,7 +294,7 @@ class LocalStore(MetadataStore):
                 topics[name] = kept
         text = files.topics_text(topics)
         if text != self._topics_text:
-            self._write(self._log_dirs[0] / files.TOPICS_FILE, text)
+            self._write(self._log_dirs[0] / TOPICS_FILE, text)
         self._topics, self._topics_text = topics, text
 
     def _persistent_below(self, path: str) -> Iterator[tuple[str, bytes]]:
@@ -328,8 +310,8 @@ class LocalStore(MetadataStore):
         node = self._tree.get(files.BLOCK, _SESSION)
         if node is None or node.owned:
             raise ConfigError(f"without {files.BLOCK} producer ids would be given twice")
-        text = f"{files.read_block(node.value)}\n"
-        self._write(self._log_dirs[0] / files.IDS_FILE, text.encode())
+        text = next_id_text(files.read_block(node.value))
+        self._write(self._log_dirs[0] / IDS_FILE, text)
 
     def _keep_cluster_id(self) -> None:
         """A crash in between leaves some directories with the id: it is the cluster's then."""
@@ -347,14 +329,14 @@ class LocalStore(MetadataStore):
 
     def _write(self, path: Path, data: bytes) -> None:
         """Replace a file; OSError if it is the old one, `_BrokenDiskError` if that is not sure."""
-        before = files.read_file(path)
+        before = read_file(path)
         try:
             self._replace(path, data)
             return
         except OSError as e:
             failed = OSError(e.errno, e.strerror, str(path))
         try:
-            if files.read_file(path) != before:  # it was put in place, and is not surely there
+            if read_file(path) != before:  # it was put in place, and is not surely there
                 if before is None:
                     raise failed
                 self._replace(path, before)

@@ -1,7 +1,8 @@
 """What the files of a single broker say of the tree, and the tree of the files.
 
-Law: pure, but for what reads the files.  The files are those of a kdirect that knows no store, and
-such a kdirect opens what is written here.  ConfigError says that they cannot keep a node.
+Law: pure, but for what reads the files.  The form of the first two is in `own_files`, and such a
+kdirect as knows no store opens what is written here.  ConfigError says that they cannot keep a
+node.
 
 =====================================  ============================================================
 node                                   file in the first log directory
@@ -36,10 +37,18 @@ from typing import Any
 
 from kdirect.errors import ConfigError, CorruptLogError, LogError
 from kdirect.model import check_topic_name
+from kdirect.store import own_files
 from kdirect.store.contract import check_path
+from kdirect.store.own_files import (
+    IDS_FILE,
+    PRODUCER_ID_BLOCK,
+    PRODUCER_ID_LIMIT,
+    TOPICS_FILE,
+    Row,
+    new_row,
+    read_file,
+)
 
-TOPICS_FILE = "topics.json"
-IDS_FILE = "producer_ids"
 META_FILE = "meta.properties"
 
 TOPICS = "/brokers/topics"
@@ -50,12 +59,9 @@ CLUSTER_ID = "/cluster/id"
 # Of them the files say nothing; they are there so that the nodes above can be.
 PARENTS = ("/cluster", "/brokers", TOPICS, "/config", CONFIGS, "/admin", DELETIONS)
 
-PRODUCER_ID_BLOCK = 1000  # how many ids the block that a file stands for is taken to have had
-PRODUCER_ID_LIMIT = 1 << 62
 MOST_PARTITIONS = 1_000_000  # so that a damaged number does not fill the memory
 
 EpochOf = Callable[[str, int], int]
-Row = dict[str, Any]
 
 
 @dataclass(slots=True)
@@ -237,9 +243,7 @@ def kept_of_topic(
             raise ConfigError(f"{TOPICS}/{name}: {e}") from e
         config = _read_config(there.get(f"{CONFIGS}/{name}", b"")) or {}
         plain = {key: text for key, text in config.items() if plain_config(key, text)}
-        row = {"id": topic_id, "partitions": partitions, "configs": plain}
-        if f"{DELETIONS}/{name}" in there:
-            row["deleting"] = True
+        row = new_row(topic_id, partitions, plain, deleting=f"{DELETIONS}/{name}" in there)
     stands = dict(implied(name, row, node_id, epoch_of))
     nodes = {path: value for path, value in there.items() if stands.get(path) != value}
     return TopicNodes(row, nodes, tuple(path for path in stands if path not in there))
@@ -247,36 +251,26 @@ def kept_of_topic(
 
 def topics_text(topics: Mapping[str, TopicNodes]) -> bytes:
     """The file."""
-    document: dict[str, Any] = {
-        "version": 1,
-        "topics": {name: kept.row for name, kept in topics.items() if kept.row is not None},
-    }
     nodes: dict[str, str] = {}
     for kept in topics.values():
         for path, value in kept.nodes.items():
             nodes[path] = value.decode(errors="surrogateescape")
     absent = [path for kept in topics.values() for path in kept.absent]
-    if nodes:
-        document["nodes"] = nodes
+    more: dict[str, Any] = {"nodes": nodes} if nodes else {}
     if absent:
-        document["absent"] = absent
-    return (json.dumps(document, indent=1) + "\n").encode()
+        more["absent"] = absent
+    rows = {name: kept.row for name, kept in topics.items() if kept.row is not None}
+    return own_files.topics_text(rows, more)
 
 
-def topics_of_text(text: bytes) -> dict[str, TopicNodes]:
-    """The reverse; ValueError, KeyError or TypeError for a file that is damaged."""
-    document = json.loads(text.decode())
-    topics: dict[str, TopicNodes] = {}
-    for name, row in document["topics"].items():
+def _topics_of(rows: Mapping[str, Row], document: Mapping[str, Any]) -> dict[str, TopicNodes]:
+    """The reverse; ValueError, TypeError or AttributeError for a file that is damaged."""
+    for name, row in rows.items():
         if not _is_id(row["id"]):
             raise ValueError(f"{row['id']!r} is no id of topic {name}")
-        if not 1 <= int(row["partitions"]) <= MOST_PARTITIONS:
+        if row["partitions"] > MOST_PARTITIONS:
             raise ValueError(f"topic {name} has {row['partitions']} partitions")
-        config = {str(key): str(value) for key, value in row["configs"].items()}
-        kept = {"id": row["id"], "partitions": int(row["partitions"]), "configs": config}
-        if row.get("deleting"):
-            kept["deleting"] = True
-        topics[check_topic_name(name)] = TopicNodes(kept)
+    topics = {name: TopicNodes(row) for name, row in rows.items()}
     for path, value in document.get("nodes", {}).items():
         _of(topics, path).nodes[path] = value.encode(errors="surrogateescape")
     for path in document.get("absent", ()):
@@ -306,26 +300,12 @@ class Files:
 def read_files(log_dirs: list[Path]) -> Files:
     """LogError for a file that cannot be read, CorruptLogError for one that makes no sense."""
     path = log_dirs[0] / TOPICS_FILE
-    text = read_file(path)
+    found = own_files.read_document(path)
     try:
-        topics = {} if text is None else topics_of_text(text)
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as e:
-        raise CorruptLogError(
-            f"{path} is damaged: {e}",
-            hint="restore it, or remove it: topics are then found by their directories, without"
-            " their configs",
-        ) from e
-    path = log_dirs[0] / IDS_FILE
-    text = read_file(path)
-    try:
-        next_id = None if text is None else int(text.decode())
-        if next_id is not None and not 0 <= next_id < PRODUCER_ID_LIMIT:
-            raise ValueError("the number is out of range")
-    except ValueError as e:
-        raise CorruptLogError(
-            f"{path} is damaged: {(text or b'')[:40]!r}",
-            hint="restore it, or remove it: producer ids then begin far above those in the log",
-        ) from e
+        topics = {} if found is None else _topics_of(*found)
+    except (ValueError, TypeError, AttributeError) as e:
+        raise own_files.damaged_topics(path, e) from e
+    next_id = own_files.read_next_id(log_dirs[0] / IDS_FILE)
     ids = [read_meta(directory).get("cluster.id", "") for directory in log_dirs]
     if len(set(filter(None, ids))) > 1:
         raise LogError(
@@ -333,17 +313,6 @@ def read_files(log_dirs: list[Path]) -> Files:
             hint="use log.dirs of one cluster",
         )
     return Files(topics, next_id, next(filter(None, ids), None))
-
-
-def read_file(path: Path) -> bytes | None:
-    try:
-        return path.read_bytes()
-    except FileNotFoundError:
-        return None
-    except OSError as e:
-        raise LogError(
-            f"cannot read {path}: {e.strerror}", hint="check its permissions, or restore it"
-        ) from e
 
 
 def read_meta(directory: Path) -> dict[str, str]:

@@ -27,13 +27,11 @@ from typing import Any, NamedTuple
 
 from kdirect.store.contract import (
     Changed,
-    Children,
     ChildrenAnswer,
     CommitAnswer,
     Committed,
     Delete,
     Event,
-    Found,
     MetadataStore,
     Operation,
     ReadAnswer,
@@ -42,7 +40,7 @@ from kdirect.store.contract import (
     check_operations,
     check_path,
 )
-from kdirect.store.tree import Tree
+from kdirect.store.tree import Tree, Watches
 
 # What is done at the server for a session; returns the answer.
 _Request = Callable[[], Any]
@@ -176,8 +174,7 @@ class SimStore(MetadataStore):
         self._late: deque[_Request] = deque()  # answered `Unknown`, and may happen yet
         self._view = Tree()
         self._seen = 0  # changes of the server's history that the view has
-        self._watched: set[str] = set()
-        self._watched_children: set[str] = set()
+        self._watches = Watches()
 
     # -- the contract ------------------------------------------------------------------------------
 
@@ -195,26 +192,13 @@ class SimStore(MetadataStore):
         self, paths: Sequence[str], done: Callable[[ReadAnswer], None], *, watch: bool = False
     ) -> None:
         wanted = [check_path(path) for path in paths]
-
-        def at_server() -> Found:
-            if watch:
-                self._watched.update(wanted)
-            return Found(tuple(self._view.get(path, self.session) for path in wanted))
-
-        self._ask(at_server, done)
+        self._ask(lambda: self._watches.read(self._view, self.session, wanted, watch=watch), done)
 
     def children(
         self, paths: Sequence[str], done: Callable[[ChildrenAnswer], None], *, watch: bool = False
     ) -> None:
         wanted = [check_path(path) for path in paths]
-
-        def at_server() -> Children:
-            names = tuple(self._view.children(path) for path in wanted)
-            if watch:
-                self._watched_children.update(wanted)
-            return Children(names)
-
-        self._ask(at_server, done)
+        self._ask(lambda: self._watches.children(self._view, wanted, watch=watch), done)
 
     def commit(self, operations: Sequence[Operation], done: Callable[[CommitAnswer], None]) -> None:
         checked = check_operations(operations)
@@ -283,11 +267,7 @@ class SimStore(MetadataStore):
         change = self._server.history[self._seen]
         self._seen += 1
         touched = self._view.commit(change.operations, change.session)[1]
-        values = self._watched & touched.values
-        parents = self._watched_children & (touched.parents | touched.values)
-        self._watched -= values
-        self._watched_children -= parents
-        for path in sorted(values | parents):
+        for path in self._watches.take(touched):
             self._tell(Changed(path))
 
     def lose(self, chance: random.Random, now_ns: int) -> None:
@@ -310,8 +290,7 @@ class SimStore(MetadataStore):
         if self._server.away:
             self._late.clear()  # with the servers that had received them
         self.cut_at_ns = now_ns
-        self._watched.clear()
-        self._watched_children.clear()
+        self._watches.clear()
         self._tell(SessionState.SUSPENDED)
 
     def find_again(self, *, alive: bool) -> None:
@@ -319,8 +298,7 @@ class SimStore(MetadataStore):
         if self.cut_at_ns is None or self._ended is not None:
             return
         self._late.clear()
-        self._watched.clear()  # those of requests that came late
-        self._watched_children.clear()
+        self._watches.clear()  # those of requests that came late
         if alive:
             self.cut_at_ns = None
             self._catch_up()  # what the session asked for is in the view, or never happens

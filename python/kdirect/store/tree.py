@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from kdirect.store.contract import (
     ANY_VERSION,
     Check,
+    Children,
     Committed,
     Conflict,
     Create,
     Delete,
+    Found,
     Node,
     Operation,
     Reason,
@@ -187,3 +189,36 @@ class Tree:
                 self._entries[path] = entry
                 if parent is not None:
                     parent.add(name)
+
+
+class Watches:
+    """What one session wants to hear of: changes of nodes, and of what is below them.  Each is told
+    once."""
+
+    def __init__(self) -> None:
+        self._nodes: set[str] = set()
+        self._parents: set[str] = set()
+
+    def read(self, tree: Tree, session: int, paths: Sequence[str], *, watch: bool) -> Found:
+        """The nodes as they are; `watch`: and hear of their next change."""
+        if watch:
+            self._nodes.update(paths)
+        return Found(tuple(tree.get(path, session) for path in paths))
+
+    def children(self, tree: Tree, paths: Sequence[str], *, watch: bool) -> Children:
+        """What is below the nodes; `watch`: and hear when that changes."""
+        if watch:
+            self._parents.update(paths)
+        return Children(tuple(tree.children(path) for path in paths))
+
+    def take(self, touched: Touched) -> list[str]:
+        """The paths of which a commit is to be told, in order."""
+        nodes = self._nodes & touched.values
+        parents = self._parents & (touched.parents | touched.values)
+        self._nodes -= nodes
+        self._parents -= parents
+        return sorted(nodes | parents)
+
+    def clear(self) -> None:
+        self._nodes.clear()
+        self._parents.clear()

@@ -89,6 +89,20 @@ class ZookeeperServer:
         assert self._process is not None, "the server was not started"
         return self._process.pid
 
+    @property
+    def log_file(self) -> Path:
+        """What the server says."""
+        return self.directory / "zookeeper.log"
+
+    @property
+    def exit_status(self) -> int | None:
+        """Of a process that has ended by itself, as `subprocess` has it; None: it has not."""
+        return self._process.poll() if self._process is not None else None
+
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
     def start(self) -> None:
         """Start it and wait until it answers; ConfigError with the end of its log if it does not
         come up, or if something else has its port."""
@@ -113,7 +127,7 @@ class ZookeeperServer:
         classpath = ":".join(map(str, jars()))
         command = [java, "-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
         command += ["-cp", classpath, MAIN, str(config)]
-        with (self.directory / "zookeeper.log").open("ab") as out:
+        with self.log_file.open("ab") as out:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT
             )
@@ -142,7 +156,7 @@ class ZookeeperServer:
             if code is None and time.monotonic() < deadline:
                 time.sleep(0.02)
                 continue
-            said = (self.directory / "zookeeper.log").read_text(errors="replace")[-2000:]
+            said = self.log_file.read_text(errors="replace")[-2000:]
             what = f"ended with {code}" if code is not None else f"is silent after {READY_S:g} s"
             raise ConfigError(f"the ZooKeeper server at {self.connect} {what}:\n{said}")
 

@@ -191,9 +191,12 @@ class Channel:
         self,
         targets: list[tuple[TopicPartition, int, int]],
         epoch_of: Callable[[TopicPartition], int] = lambda tp: -1,
+        *,
+        of_replica: bool = False,
     ) -> Any:
         """Ask for read access to [(partition, offset, finished file id or -1)], in the leader
-        epochs that `epoch_of` tells (-1: any); the response, one grant each, in order."""
+        epochs that `epoch_of` tells (-1: any), also where the broker only follows if `of_replica`;
+        the response, one grant each, in order."""
         items = [
             p.GetConsumeAccessRequest.ConsumeTarget(
                 topic=tp.topic,
@@ -205,7 +208,9 @@ class Channel:
             for tp, offset, finished in targets
         ]
         answer = self.request(
-            p.GetConsumeAccessRequest(connection_id=self.connection_id, partitions=items)
+            p.GetConsumeAccessRequest(
+                connection_id=self.connection_id, partitions=items, of_replica=of_replica
+            )
         )
         if answer.error_code:
             raise access_error(answer.error_code, answer.error_message, "read access")

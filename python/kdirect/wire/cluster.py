@@ -24,7 +24,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import os
-import re
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
@@ -33,7 +32,6 @@ from kdirect.errors import (
     BrokerError,
     BrokerUnavailableError,
     ClosedError,
-    ConfigError,
     KdirectError,
     TimedOutError,
     UnknownTopicError,
@@ -44,35 +42,19 @@ from kdirect.model import TopicPartition, check_topic_name
 from kdirect.options import CLIENT
 from kdirect.wire.backoff import Backoff
 from kdirect.wire.broker_errors import broker_error
+from kdirect.wire.closest import ClosestReplicas
 from kdirect.wire.connection import MAX_RESPONSE_BYTES, Connection
 from kdirect.wire.environment import SYSTEM, Environment
-from kdirect.wire.metadata import Node, PartitionMetadata, TopicMetadata
+from kdirect.wire.metadata import Node, TopicMetadata, topic_metadata
+from kdirect.wire.process_state import ProcessState
+from kdirect.wire.servers import error_of_all, parse_servers
 
 T = TypeVar("T")
 
 IDLE_CONNECTIONS = 4  # private connections to each broker that wait for their next use
-_SERVER = re.compile(r"(?:([a-zA-Z_]+)://)?\[?([0-9a-zA-Z\-%._:]*[^\]:])\]?:([0-9]+)\Z")
-
-
-class _Process:
-    """Everything one process knows and holds."""
-
-    def __init__(self) -> None:
-        self.lock = threading.RLock()
-        self.connecting: dict[tuple[str, int, str], threading.Lock] = {}
-        self.shared: dict[tuple[str, int, str], Connection] = {}
-        self.idle: dict[tuple[str, int], list[Connection]] = {}
-        self.control: Connection | None = None
-        self.silent: set[tuple[str, int]] = set()  # did not answer when they were last asked
-        self.nodes: dict[int, Node] = {}
-        self.controller = -1
-        self.cluster_id: str | None = None
-        self.topics: dict[str, tuple[float, TopicMetadata]] = {}
-        self.forgotten: dict[str, TopicMetadata] = {}  # what was known of topics to be asked for
-        self.coordinators: dict[str, Node] = {}
-        self.refreshes = 0
-        self.connects = 0
-        self.reached: set[str] = set()  # channels over which there was a connection
+# For an answer that another broker could give, too, before that one is asked; twice as long each
+# time, so that an answer of brokers that are merely slow is waited for in the end.
+FIRST_PATIENCE_MS = 1000.0
 
 
 class Cluster:
@@ -89,7 +71,8 @@ class Cluster:
         self.client_id: str = self.settings["client.id"]
         self.timeout_ms: int = self.settings["request.timeout.ms"]
         self.max_response_bytes = max(MAX_RESPONSE_BYTES, 2 * self.settings["max.batch.bytes"])
-        self._processes: dict[int, _Process] = {}
+        self._closest = ClosestReplicas(self.settings["client.rack"], environment)
+        self._processes: dict[int, ProcessState] = {}
         self._closed_in: int | None = None
 
     # -- connections -------------------------------------------------------------------------------
@@ -120,18 +103,27 @@ class Cluster:
                     errors.append(e)
             # What is no broker will not become one; what does not answer may.
             if not any(e.retriable for e in errors) or not backoff.wait():
-                raise _best(errors)
+                raise error_of_all(errors)
 
     def connection_for(
-        self, tp: TopicPartition, channel: str = "control", timeout_ms: float | None = None
+        self,
+        tp: TopicPartition,
+        channel: str = "control",
+        timeout_ms: float | None = None,
+        *,
+        closest: bool = False,
     ) -> Connection:
-        """The shared connection of `channel` to the leader of `tp`.  UnknownTopicError when there
+        """The shared connection of `channel` to the leader of `tp`; or with `closest` to the
+        broker that it is read at.  UnknownTopicError when there
         is no such partition; BrokerUnavailableError when its leader cannot be reached, BrokerError
         (LEADER_NOT_AVAILABLE) when it has none, both after `connect.timeout.ms`.  With a
         `timeout_ms` that is shorter, asking where the leader is and connecting take no longer than
         that."""
         return self._to_leader(
-            tp, lambda node, left_ms: self._connection_to(node, channel, left_ms), timeout_ms
+            tp,
+            lambda node, left_ms: self._connection_to(node, channel, left_ms),
+            timeout_ms,
+            closest,
         )
 
     def connection_at_hand(self, tp: TopicPartition, channel: str = "control") -> Connection | None:
@@ -183,9 +175,9 @@ class Cluster:
             self.refresh([])  # how many brokers there are decides about the address
         if node is None:
 
-            def find(connection: Connection) -> Any:
+            def find(connection: Connection, left_ms: float) -> Any:
                 response = connection.request(
-                    protocol.FindCoordinatorRequest(key=group, key_type=0)
+                    protocol.FindCoordinatorRequest(key=group, key_type=0), left_ms
                 )
                 if response.error_code:
                     raise broker_error(
@@ -195,18 +187,20 @@ class Cluster:
                     )
                 return response
 
-            found = self.call(self.control_connection, find)
+            found = self.ask_any(find)
             node = state.coordinators[group] = Node(found.node_id, found.host, found.port)
         return node
 
     def forget_coordinator(self, group: str) -> None:
         self._state().coordinators.pop(group, None)
 
-    def lease(self, tp: TopicPartition, timeout_ms: float | None = None) -> Connection:
+    def lease(
+        self, tp: TopicPartition, timeout_ms: float | None = None, *, closest: bool = False
+    ) -> Connection:
         """A private connection to the leader of `tp`, for requests that wait at the broker and
         would hold up others.  Give it back with `give_back`, or close it.  Raises, and takes
-        `timeout_ms`, as `connection_for` does."""
-        return self._to_leader(tp, self._private, timeout_ms)
+        `timeout_ms` and `closest`, as `connection_for` does."""
+        return self._to_leader(tp, self._private, timeout_ms, closest)
 
     def give_back(self, connection: Connection) -> None:
         """The end of a lease: keeps the connection for the next one if it is sound and idle, closes
@@ -244,6 +238,32 @@ class Cluster:
                     raise
                 for topic in topics:
                     self.forget(topic)
+
+    def ask_any(self, use: Callable[[Connection, float], T], timeout_ms: float | None = None) -> T:
+        """`use(connection, milliseconds)` with a connection to any broker, again after retriable
+        errors as `call` does.  A broker that does not answer does not use the whole time up where
+        there are others: they are asked then."""
+        state = self._state()
+        deadline = self.backoff(self.timeout_ms if timeout_ms is None else timeout_ms)
+        patience_ms = FIRST_PATIENCE_MS
+
+        def ask(connection: Connection) -> T:
+            nonlocal patience_ms
+            left_ms = deadline.remaining_ms()
+            if state.several or len(self.bootstrap) > 1:
+                left_ms, patience_ms = min(left_ms, patience_ms), 2 * patience_ms
+            address = connection.host, connection.port
+            try:
+                answer = use(connection, left_ms)
+            except TimedOutError:
+                state.silent.add(address)
+                if state.control is connection:
+                    state.control = None  # the next to be asked is another, if there is one
+                raise
+            state.silent.discard(address)
+            return answer
+
+        return self.call(lambda: self.control_connection(timeout_ms), ask, timeout_ms)
 
     def backoff(self, timeout_ms: float, attempts: int = 0) -> Backoff:
         """Waits after `attempts` that have failed already."""
@@ -305,6 +325,35 @@ class Cluster:
         """UnknownTopicError, or BrokerError LEADER_NOT_AVAILABLE (retriable)."""
         return self._leader_in(self.topic(tp.topic, timeout_ms=timeout_ms), tp)
 
+    def _reader_in(self, topic: TopicMetadata, tp: TopicPartition) -> Node:
+        """The broker that `tp` is read at (`kdirect.wire.closest`)."""
+        leader = self._leader_in(topic, tp)
+        partition = topic.partition(tp.partition)
+        return self._closest.choose(tp, partition, leader, self._state().nodes)
+
+    def leave_replica(self, tp: TopicPartition) -> bool:
+        """What was read failed its reader: where it was not the leader, it is the leader for a
+        while.  Was it another replica?"""
+        if self._closest.rack is None:
+            return False
+        state = self._state()
+        held = state.topics.get(tp.topic)
+        topic = held[1] if held is not None else state.forgotten.get(tp.topic)
+        try:
+            elsewhere = topic is None or (
+                self._reader_in(topic, tp).node_id != topic.partition(tp.partition).leader
+            )
+        except KdirectError:
+            elsewhere = True
+        if elsewhere:
+            self._closest.avoid(tp)
+        return elsewhere
+
+    @property
+    def rack(self) -> str | None:
+        """`client.rack`: partitions are read from replicas there, where they have any."""
+        return self._closest.rack
+
     def _leader_in(self, topic: TopicMetadata, tp: TopicPartition) -> Node:
         node = self._state().nodes.get(topic.partition(tp.partition).leader)
         if node is None:
@@ -318,10 +367,10 @@ class Cluster:
         return node
 
     def leaders(
-        self, tps: Iterable[TopicPartition]
+        self, tps: Iterable[TopicPartition], *, closest: bool = False
     ) -> tuple[dict[Node, list[TopicPartition]], dict[TopicPartition, KdirectError]]:
-        """`tps` grouped by leader; and for each of those that have no leader or are unknown, the
-        error that `leader` would raise.
+        """`tps` grouped by leader, or with `closest` by the brokers that they are read at; and for
+        each of those that have no leader or are unknown, the error that `leader` would raise.
 
         Metadata is asked for at most once for each topic, however many of its partitions have no
         leader.
@@ -337,6 +386,7 @@ class Cluster:
         topics: dict[str, TopicMetadata | KdirectError] = {}
         found: dict[Node, list[TopicPartition]] = {}
         failed: dict[TopicPartition, KdirectError] = {}
+        elsewhere = closest and self._closest.rack is not None
         latest, those = None, []  # a Node's hash is costly, and most partitions follow their like
         for tp in tps:
             try:
@@ -348,8 +398,8 @@ class Cluster:
                     failed[tp] = copy.copy(topic)
                     continue
                 node = state.nodes.get(topic.partition(tp.partition).leader)
-                if node is None or node is not latest:
-                    latest = self._leader_in(topic, tp)
+                if node is None or node is not latest or elsewhere:
+                    latest = (self._reader_in if elsewhere else self._leader_in)(topic, tp)
                     those = found.setdefault(latest, [])
                 those.append(tp)
             except (UnknownTopicError, BrokerError) as e:
@@ -387,42 +437,25 @@ class Cluster:
         """Ask the broker: about `topics`, about all (None), or about the brokers only ([]).
         Returns the topics that exist; with `create` a broker that creates topics on demand makes
         those that do not.  `timeout_ms` bounds connecting and answer together."""
-        deadline = (
-            self.environment.monotonic()
-            + (self.timeout_ms if timeout_ms is None else timeout_ms) / 1000
-        )
         state = self._state()
         request = protocol.MetadataRequest
         for name in topics or ():
             check_topic_name(name)
         names = None if topics is None else [request.MetadataRequestTopic(name=n) for n in topics]
 
-        def ask(connection: Connection) -> Any:
-            left_ms = (
-                None
-                if timeout_ms is None
-                else max(0.0, (deadline - self.environment.monotonic()) * 1000)
+        def ask(connection: Connection, left_ms: float) -> Any:
+            response = connection.request(
+                request(topics=names, allow_auto_topic_creation=create), left_ms
             )
-            address = connection.host, connection.port
-            try:
-                response = connection.request(
-                    request(topics=names, allow_auto_topic_creation=create), left_ms
-                )
-            except TimedOutError:
-                state.silent.add(address)
-                if state.control is connection:
-                    state.control = None  # the next to be asked is another, if there is one
-                raise
-            state.silent.discard(address)
             if response.error_code:
                 raise broker_error(response.error_code, f"metadata from {connection.peer}")
             return response
 
-        response = self.call(lambda: self.control_connection(timeout_ms), ask, timeout_ms)
+        response = self.ask_any(ask, timeout_ms)
         return self._learn(state, topics, response)
 
     def _learn(
-        self, state: _Process, topics: list[str] | None, response: Any
+        self, state: ProcessState, topics: list[str] | None, response: Any
     ) -> dict[str, TopicMetadata]:
         """Keep what the answer to a request about `topics` says; the topics that exist."""
         now = self.environment.monotonic()
@@ -430,12 +463,15 @@ class Cluster:
         failed: dict[str, int] = {}
         for t in response.topics:
             if t.error_code in (ErrorCode.NONE, ErrorCode.LEADER_NOT_AVAILABLE):
-                found[t.name] = _topic_metadata(t)
+                found[t.name] = topic_metadata(t)
             else:
                 failed[t.name] = t.error_code
         with state.lock:
             state.refreshes += 1
-            state.nodes = {b.node_id: Node(b.node_id, b.host, b.port) for b in response.brokers}
+            state.nodes = {
+                b.node_id: Node(b.node_id, b.host, b.port, b.rack) for b in response.brokers
+            }
+            state.several |= len(state.nodes) > 1
             state.controller = response.controller_id
             state.cluster_id = response.cluster_id
             known = dict(state.topics)
@@ -457,8 +493,8 @@ class Cluster:
 
     @property
     def has_several_brokers(self) -> bool:
-        """As far as is known."""
-        return len(self._state().nodes) > 1
+        """Are there, or were there, as far as is known?"""
+        return self._state().several
 
     @property
     def nodes(self) -> list[Node]:
@@ -509,7 +545,7 @@ class Cluster:
 
     # -- within ------------------------------------------------------------------------------------
 
-    def _state(self) -> _Process:
+    def _state(self) -> ProcessState:
         pid = os.getpid()
         state = self._processes.get(pid)
         if state is None:
@@ -517,11 +553,11 @@ class Cluster:
                 raise ClosedError("the cluster client is closed", hint="make a new one")
             # setdefault is atomic; no lock, because a lock held by another thread at a fork stays
             # locked in the child.
-            state = self._processes.setdefault(pid, _Process())
+            state = self._processes.setdefault(pid, ProcessState(threading.RLock()))
         return state
 
     def _shared(
-        self, state: _Process, host: str, port: int, channel: str, timeout_ms: float
+        self, state: ProcessState, host: str, port: int, channel: str, timeout_ms: float
     ) -> Connection:
         address = (host, port, channel)
         connection = state.shared.get(address)
@@ -543,7 +579,7 @@ class Cluster:
         finally:
             connecting.release()
 
-    def _open(self, state: _Process, host: str, port: int, timeout_ms: float) -> Connection:
+    def _open(self, state: ProcessState, host: str, port: int, timeout_ms: float) -> Connection:
         connection = self.environment.connect(
             host,
             port,
@@ -556,23 +592,35 @@ class Cluster:
             state.connects += 1
         return connection
 
-    def leader_address(self, tp: TopicPartition) -> tuple[str, int]:
-        """(host, port) at which the leader of `tp` is reached; raises as `leader` does."""
-        return self._address_of(self.leader(tp))
+    def leader_address(self, tp: TopicPartition, *, closest: bool = False) -> tuple[str, int]:
+        """(host, port) at which the leader of `tp` is reached, or with `closest` the broker that it
+        is read at; raises as `leader` does."""
+        topic = self.topic(tp.topic)
+        return self._address_of((self._reader_in if closest else self._leader_in)(topic, tp))
 
-    def leader_address_at_hand(self, tp: TopicPartition) -> tuple[str, int] | None:
+    def leader_address_at_hand(
+        self, tp: TopicPartition, *, closest: bool = False
+    ) -> tuple[str, int] | None:
         """What `leader_address` returns, where nobody has to be asked; None otherwise."""
         topic = self._known(tp.topic)
         if topic is None:
             return None
         try:
-            return self._address_of(self._leader_in(topic, tp))
+            return self._address_of((self._reader_in if closest else self._leader_in)(topic, tp))
+        except KdirectError:
+            return None
+
+    def reader_at_hand(self, tp: TopicPartition) -> Node | None:
+        """The broker that `tp` is read at, where nobody has to be asked; None otherwise."""
+        topic = self._known(tp.topic)
+        try:
+            return None if topic is None else self._reader_in(topic, tp)
         except KdirectError:
             return None
 
     def _address_of(self, node: Node) -> tuple[str, int]:
         state = self._state()
-        if len(state.nodes) == 1 and state.control is not None:
+        if len(state.nodes) == 1 and not state.several and state.control is not None:
             return state.control.host, state.control.port
         return node.host, node.port
 
@@ -601,13 +649,16 @@ class Cluster:
         tp: TopicPartition,
         connect: Callable[[Node, float], Connection],
         timeout_ms: float | None = None,
+        closest: bool = False,
     ) -> Connection:
+        choose = self._reader_in if closest else self._leader_in
         backoff = self.backoff(self._connect_ms(timeout_ms))
         before: KdirectError | None = None  # what was wrong with the leader that was tried last
         while True:
             node = None
             try:
-                node = self.leader(tp, None if timeout_ms is None else backoff.remaining_ms())
+                left_ms = None if timeout_ms is None else backoff.remaining_ms()
+                node = choose(self.topic(tp.topic, timeout_ms=left_ms), tp)
                 return connect(node, backoff.remaining_ms())
             except (BrokerUnavailableError, TimedOutError, BrokerError) as e:
                 # Errors of the metadata request itself (no node yet) have been waited for in
@@ -632,6 +683,8 @@ class Cluster:
                     raise type(e)(e.message, hint=hint) from e
                 if node is not None:
                     before = e
+                    if closest:
+                        self.leave_replica(tp)
                 self.forget(tp.topic)
 
     def _unknown(self, name: str) -> UnknownTopicError:
@@ -639,59 +692,3 @@ class Cluster:
         return UnknownTopicError(
             f"topic {name!r} does not exist on {servers}", hint="create it first, or check the name"
         )
-
-
-def parse_servers(servers: Iterable[str]) -> list[tuple[str, int]]:
-    """``(host, port)`` of each ``host:port``, also ``[ipv6]:port`` and ``PLAINTEXT://host:port``;
-    ConfigError names a wrong one."""
-    out = []
-    for server in servers:
-        found = _SERVER.match(server.strip())
-        if not found or not 0 < int(found[3]) < 65536:
-            raise ConfigError(
-                f"option bootstrap.servers: {server!r} is not host:port",
-                hint="give for example localhost:9092",
-            )
-        if found[1] and found[1].upper() != "PLAINTEXT":
-            raise ConfigError(
-                f"option bootstrap.servers: {server!r} asks for {found[1]}",
-                hint="only PLAINTEXT listeners are supported",
-            )
-        out.append((found[2], int(found[3])))
-    if not out:
-        raise ConfigError(
-            "option bootstrap.servers is empty",
-            hint="give host:port of a broker, for example localhost:9092",
-        )
-    return out
-
-
-def _topic_metadata(answer: Any) -> TopicMetadata:
-    """What a Metadata response says of one topic."""
-    partitions = [
-        PartitionMetadata(
-            p.partition_index,
-            p.leader_id,
-            p.leader_epoch,
-            tuple(p.replica_nodes),
-            tuple(p.isr_nodes),
-        )
-        for p in answer.partitions
-    ]
-    return TopicMetadata(
-        answer.name,
-        None if answer.topic_id is None else str(answer.topic_id),
-        bool(answer.is_internal),
-        tuple(sorted(partitions, key=lambda p: p.partition)),
-    )
-
-
-def _best(errors: list[KdirectError]) -> KdirectError:
-    """The error to show of one attempt on each server: that of the only one, or all together."""
-    if len(errors) == 1:
-        return errors[0]
-    text = "; ".join(e.message for e in errors)
-    return BrokerUnavailableError(
-        f"none of the bootstrap servers answers: {text}",
-        hint="start a broker, or correct bootstrap.servers",
-    )

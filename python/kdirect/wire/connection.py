@@ -27,7 +27,7 @@ import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from kdirect.errors import (
@@ -629,6 +629,16 @@ class Connection:
                 self._socket.close()
         self._wake.notify_all()
 
+    def _enter(self, poller: select.poll) -> bool:
+        """Have `poller` tell of what this connection waits for, until `_leave`; False when it has
+        ended."""
+        with self._wake:
+            if self._error is not None:
+                return False
+            poller.register(self._socket, select.POLLIN | (select.POLLOUT if self._unsent else 0))
+            self._in_syscalls += 1
+        return True
+
     def _leave(self) -> None:
         with self._wake:
             self._in_syscalls -= 1
@@ -664,3 +674,18 @@ class Connection:
     def _not_a_frame(self, size: int) -> ProtocolError:
         start = bytes(memoryview(self._buffer)[self._start : self._start + 4])
         return not_a_frame(self.peer, start, size, self.max_response_bytes)
+
+
+def wait_for_any(connections: Sequence[Connection], timeout_ms: float) -> None:
+    """Wait until one of these has something to read, takes more of what is to be sent, or ends.
+    Only for the one thread that reads them all, when it has taken in what was there."""
+    poller, entered = select.poll(), []
+    try:
+        for connection in connections:
+            if not connection._enter(poller):
+                return
+            entered.append(connection)
+        poller.poll(timeout_ms)
+    finally:
+        for connection in entered:
+            connection._leave()

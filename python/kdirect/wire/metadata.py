@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass, replace
+from typing import Any
 
 from kdirect.errors import UnknownTopicError
 
@@ -15,6 +16,7 @@ class Node:
     node_id: int
     host: str
     port: int
+    rack: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,3 +69,23 @@ class TopicMetadata:
             f"{self.name}-{number}: topic {self.name!r} has no partition {number}",
             hint=f"its partitions are 0 to {last}" if last >= 0 else "it has no partitions",
         )
+
+
+def topic_metadata(answer: Any) -> TopicMetadata:
+    """What a Metadata response says of one topic."""
+    partitions = [
+        PartitionMetadata(
+            p.partition_index,
+            p.leader_id,
+            p.leader_epoch,
+            tuple(p.replica_nodes),
+            tuple(p.isr_nodes),
+        )
+        for p in answer.partitions
+    ]
+    return TopicMetadata(
+        answer.name,
+        None if answer.topic_id is None else str(answer.topic_id),
+        bool(answer.is_internal),
+        tuple(sorted(partitions, key=lambda p: p.partition)),
+    )

@@ -181,19 +181,21 @@ class Transports:
             self._first = first
         return self._first
 
-    def name(self, tp: TopicPartition) -> str:
-        """The transport to the leader of `tp`.  Asks that broker at the first call only."""
+    def name(self, tp: TopicPartition, *, closest: bool = False) -> str:
+        """The transport to the leader of `tp`, or with `closest` to the broker that it is read at.
+        Asks that broker at the first call only."""
         if self._settings["transport"] == "tcp":
             return "tcp"
-        known = self._at(self._cluster.leader_address(tp)).chosen
+        known = self._at(self._cluster.leader_address(tp, closest=closest)).chosen
         if known is not None:
             return known
-        connection = self._cluster.connection_for(tp)
+        connection = self._cluster.connection_for(tp, closest=closest)
         return self.to(connection).name(connection)
 
-    def channel(self, tp: TopicPartition, **sizes: int) -> Channel:
-        """A new queue pair to the broker that leads `tp`."""
-        connection = self._cluster.connection_for(tp)
+    def channel(self, tp: TopicPartition, *, closest: bool = False, **sizes: int) -> Channel:
+        """A new queue pair to the broker that leads `tp`, or with `closest` to the one that it is
+        read at."""
+        connection = self._cluster.connection_for(tp, closest=closest)
         return self.to(connection).channel(connection, **sizes)
 
     def _at(self, address: tuple[str, int]) -> BrokerTransport:

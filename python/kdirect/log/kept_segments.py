@@ -1,0 +1,77 @@
+"""The segments that a log has here, and which of them holds an offset.
+
+Law of the room: `KeptSegments` is the part of `kdirect.log.partition.Partition` that names segments
+to all its other parts, with the same locks.  What it works on is made by `Partition`.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_right
+
+from kdirect.errors import OffsetOutOfRangeError
+from kdirect.log.epochs import LeaderEpochs
+from kdirect.log.kernel import CommitKernel
+from kdirect.log.segment import Segment
+from kdirect.log.segment_source import LocalSource, SegmentSource
+from kdirect.log.views import KernelView
+from kdirect.model import TopicPartition
+
+
+class KeptSegments:
+    """See the module."""
+
+    topic_partition: TopicPartition
+    kernel: CommitKernel
+    _epochs: LeaderEpochs
+    _segments: tuple[Segment, ...]
+    _sources: tuple[SegmentSource, ...]
+    _bases: list[int]
+    _lock: threading.RLock
+
+    @property
+    def leader_epoch(self) -> int:
+        return int(self.kernel.leader_epoch)
+
+    @property
+    def log_end_offset(self) -> int:
+        """The offset that the next record will get."""
+        return int(self.kernel.log_end_offset)
+
+    @property
+    def first_kept_offset(self) -> int:
+        """The first offset of which a record is kept, readable or not: where a copy begins."""
+        return int(self._segments[0].base_offset)
+
+    def _set_segments(self, segments: tuple[Segment, ...]) -> None:
+        """Exchange the list of segments; with ``_lock`` held, once others know the partition."""
+        known = {s.segment: s for s in getattr(self, "_sources", ())}
+        self._segments = segments
+        self._sources = tuple(known.get(s) or LocalSource(s) for s in segments)
+        self._bases = [s.base_offset for s in segments]
+
+    def _look(self) -> tuple[KernelView, tuple[SegmentSource, ...], list[int]]:
+        with self._lock:
+            return self.kernel.view(), self._sources, self._bases
+
+    def source_for(self, offset: int) -> SegmentSource:
+        """The source that holds `offset`; the last one for the log end offset.
+        OffsetOutOfRangeError."""
+        view, sources, bases = self._look()
+        if not max(view.log_start_offset, bases[0]) <= offset <= view.log_end_offset:
+            raise self._out_of_range(offset, view)
+        return sources[bisect_right(bases, offset) - 1]
+
+    def _out_of_range(self, offset: int, view: KernelView) -> OffsetOutOfRangeError:
+        return OffsetOutOfRangeError(
+            f"offset {offset} of {self.topic_partition} is outside"
+            f" [{view.log_start_offset}, {view.log_end_offset}]",
+            hint="records below were deleted by retention; records above do not exist yet",
+        )
+
+    def epochs_of(self, source: SegmentSource, offset: int) -> tuple[int, int]:
+        """(leader epoch of the batch at `offset`, the largest) in a segment: later batches are not
+        below the one nor above the other."""
+        if source is self._sources[-1]:
+            return self._epochs.at(offset), self.leader_epoch
+        return self._epochs.at(offset), self._epochs.at(max(offset, source.end_offset - 1))

@@ -1,0 +1,80 @@
+"""A task whose range was cut off the log by an unclean election: a loss, as failOnDataLoss says.
+No Spark, no broker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from kdirect.errors import DataLossError, TruncatedLogError
+from kdirect.model import TopicPartition
+from kdirect_spark import worker
+from kdirect_spark.offsets import OffsetRange
+from kdirect_spark.settings import source_settings
+from kdirect_spark.source import _RangeReading
+
+TP = TopicPartition("t", 0)
+
+
+class Log:
+    """A session whose first reader gets two records, and is told then that they are not there; the
+    next one reads what is there now."""
+
+    transport = "tcp"
+
+    def __init__(self) -> None:
+        self.starts: list[int] = []
+
+    def reader(self, tp: TopicPartition, start: int, stop: int, **settings: Any) -> Any:
+        self.starts.append(start)
+        return _Reader(self, start, stop)
+
+
+class _Reader:
+    def __init__(self, log: Log, start: int, stop: int) -> None:
+        self.first = len(log.starts) == 1
+        self.next_offset, self.stop = start, stop
+
+    def __enter__(self) -> _Reader:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        pass
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        end = self.next_offset + 2 if self.first else self.stop
+        batch = pa.RecordBatch.from_pydict({"offset": list(range(self.next_offset, end))})
+        self.next_offset = end
+        yield batch
+        if self.first:
+            raise TruncatedLogError("t-0 was cut: it was read up to offset 2", hint="none")
+
+    def statistics(self) -> dict[str, int]:
+        return {}
+
+
+def run(monkeypatch: pytest.MonkeyPatch, fail: str) -> tuple[Log, list[int]]:
+    log, got = Log(), []
+    monkeypatch.setattr(worker, "session", lambda settings: log)
+    given = {"kafka.bootstrap.servers": "h:1", "subscribe": "t", "failOnDataLoss": fail}
+    reading = _RangeReading(source_settings(given, streaming=True), OffsetRange(TP, 0, 5))
+    for batch in reading.batches():
+        got += batch["offset"].to_pylist()
+    return log, got
+
+
+def test_the_query_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(DataLossError, match=r"t-0 was cut.*; 2 to 5 were still to be read"):
+        run(monkeypatch, "true")
+
+
+def test_or_reads_what_there_is_now(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    log, got = run(monkeypatch, "false")
+    assert got == [0, 1, 2, 3, 4]
+    assert log.starts == [0, 2]
+    assert [r.levelname for r in caplog.records if "t-0 was cut" in r.getMessage()] == ["WARNING"]
