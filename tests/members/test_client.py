@@ -14,6 +14,7 @@ import pytest
 
 import kdirect
 from kdirect.model import TopicPartition
+from kdirect.wire.channel import Channel
 from tests.support import wait_until
 
 TP = TopicPartition("t", 0)
@@ -277,3 +278,31 @@ def test_a_leader_that_was_paused_commits_nothing_more(trio: Trio) -> None:
         assert producer.flush(60) == 0
         wait_until(lambda: len(trio.in_sync()) == 3, "the replica came back", 60)
     trio.check()
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("how", ["kill", "pause"])
+def test_a_reader_goes_on_when_its_broker_ends_while_it_grants_access(
+    trio: Trio, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    with closing(trio.producer()) as producer:
+        trio.produce(producer, 100)
+        assert producer.flush(60) == 0
+    leader = trio.leader()
+    granted = Channel.consume_access
+
+    def ends_first(channel: Channel, *args: Any, **kwargs: Any) -> Any:
+        monkeypatch.undo()
+        getattr(trio.cluster, how)(leader)
+        return granted(channel, *args, **kwargs)
+
+    settings = {"bootstrap.servers": trio.cluster.bootstrap_servers, **FAST}
+    # A paused broker leads until its session with ZooKeeper is over.
+    with closing(kdirect.connect({**settings, "request.timeout.ms": 7000})) as session:
+        assert session.latest_offsets([TP]) == {TP: 100}
+        monkeypatch.setattr(Channel, "consume_access", ends_first)
+        with closing(session.reader(TP, 0, 100, timeout_ms=30_000)) as reader:
+            read = [int(v) for b in reader.batches() for v in b.column("value").to_pylist()]
+    assert Channel.consume_access is granted and read == list(range(100))
+    if how == "pause":
+        trio.cluster.resume(leader)

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol
 import pyarrow as pa
 
 from kdirect.client.cursor import Cursor, DirectCursor
-from kdirect.client.lost_broker import as_left, as_moved, has_moved, look_again
+from kdirect.client.lost_broker import LOST, as_left, as_moved, has_moved, look_again
 from kdirect.client.read_paths import ReadConnections, ReadPaths
 from kdirect.client.tcp_fetch import SinglePartition
 from kdirect.client.truncation import ReadEpochs
@@ -234,18 +234,16 @@ class Reader:
         now = self._environment.monotonic
         last_progress = now()
         pause = FIRST_WAIT_S
-        failures = 0
+        failures, lost_at = 0, last_progress
         while decoder.next_offset < self._stop:
-            before = decoder.next_offset
+            before, began = decoder.next_offset, now()
+            place = self._place
             try:
-                place = self._place
                 if place is None:
                     place = self._open(decoder.next_offset)
                 found = place.cursor.fill_decoder(decoder, FETCH_WAIT_MS)
             except (
-                QueuePairError,
-                BrokerUnavailableError,
-                ClosedError,
+                *LOST,
                 AccessDeniedError,
                 BrokerError,
                 NotLeaderError,
@@ -263,13 +261,17 @@ class Reader:
                     self._find_leader(e)
                     self._environment.sleep(MOVED_WAIT_S)
                     continue
-                if isinstance(e, BrokerError):
-                    raise
                 failures = 1 if decoder.next_offset > before else failures + 1
-                # Over TCP this has been tried for request.timeout.ms (`tcp_fetch`).
-                if not self._reads() or failures > TRIES or self._session.closed:
+                if failures == 1:
+                    lost_at = began
+                if not self._may_reopen(place, e, failures, now() - lost_at):
                     raise
-                self._reopen(decoder.next_offset, e)
+                log.warning("%s: %s; reading on from offset %d", self.tp, e, decoder.next_offset)
+                if place is None:  # it was lost while it was entered
+                    self._find_leader(e)
+                    self._environment.sleep(MOVED_WAIT_S)
+                else:
+                    self._leave()
                 continue
             if decoder.next_offset > before or found:
                 last_progress = now()
@@ -338,15 +340,19 @@ class Reader:
             self._epochs.note(place.cursor)
             place.paths.close()
 
-    def _reopen(self, offset: int, why: KdirectError) -> None:
-        log.warning("%s: connection lost (%s); reading on from offset %d", self.tp, why, offset)
-        self._leave()
-        try:
-            self._open(offset)
-        except KdirectError as e:
-            if not has_moved(as_left(self._session.cluster, self.tp, e)):
-                raise
-            log.debug("%s is entered again in a moment: %s", self.tp, e)
+    def _may_reopen(
+        self, place: Place | None, why: KdirectError, failures: int, lost_s: float
+    ) -> bool:
+        """Is the partition entered again after this error, the `failures`-th without a record in
+        between, `lost_s` seconds after the first?  A broker of several has that long until another
+        one leads; one alone has the time that a connection may take."""
+        if self._session.closed or failures > TRIES or isinstance(why, BrokerError):
+            return False
+        if place is None:
+            several = self._session.cluster.has_several_brokers
+            patience_ms = self._timeout_ms if several else self._settings["connect.timeout.ms"]
+            return isinstance(why, LOST) and lost_s * 1000 < patience_ms
+        return self._reads()  # over TCP this has been tried for request.timeout.ms (`tcp_fetch`)
 
     def _reads(self) -> bool:
         """Do READs bring the bytes?"""
