@@ -501,6 +501,35 @@ def test_file_work_that_failed_is_done_again(
     play(tmp_path, scenario)
 
 
+def test_a_fence_goes_on_after_a_mistake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the replica would be in no epoch until the controller elects again."""
+
+    async def scenario(world: World) -> None:
+        monkeypatch.setattr(following, "RETRY_S", 0.01)
+        await world.start(1, 2)
+        await world.create(1, 2)
+        await until(lambda: world.leads(1, 0))
+        world.append(1, batch, 3)
+        log, attempts = world.brokers[1].log, []
+        follow = log.follow_leader
+
+        def fails() -> None:
+            attempts.append(log.log_end_offset)
+            if len(attempts) < 3:
+                raise ValueError("a mistake")
+            follow()
+
+        monkeypatch.setattr(log, "follow_leader", fails)
+        await until(lambda: world.brokers[2].log.log_end_offset == 3)
+        world.elect(2)
+        await until(lambda: world.leads(2, 1))
+        world.append(2, batch, 2)
+        await until(lambda: log.log_end_offset == 5)
+        assert attempts == [3, 3, 3]
+
+    play(tmp_path, scenario)
+
+
 @pytest.mark.parametrize("follower", [False, True])
 def test_a_high_watermark_that_could_not_be_shown_is_shown_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, follower: bool

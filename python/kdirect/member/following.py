@@ -182,20 +182,28 @@ class Replica:
                 effect = self._slow.popleft()
                 try:
                     event = await self._do(effect)
-                except (KdirectError, OSError) as e:
+                except Exception as e:  # whatever it is, a fence that is lost is never made up for
                     await self._could_not(effect, e)
                 else:
-                    if event is not None:
-                        self.feed(event)
+                    self._done(event)
         finally:
             self._task = None
+
+    def _done(self, event: Event | None) -> None:
+        """What was slow is done, and is not done again, whatever follows from it."""
+        try:
+            if event is not None:
+                self.feed(event)
+        except Exception:
+            log.exception("replica %s could not go on after %s", self.tp, event)
 
     async def _could_not(self, effect: Effect, error: BaseException) -> None:
         """Nothing is lost: this broker has no working replica until it is done."""
         failure = f"{type(effect).__name__}: {error}"
         if failure != self._told_failure:  # it is tried again and again
             self._told_failure = failure
-            log.error("replica %s: %s", self.tp, failure)
+            expected = isinstance(error, KdirectError | OSError)
+            log.error("replica %s: %s", self.tp, failure, exc_info=None if expected else error)
         if self._ended:
             return
         await asyncio.sleep(RETRY_S)
@@ -256,13 +264,14 @@ class Replica:
         )
 
     async def _lead(self, effect: BeginToLead) -> None:
-        partition = self.partition
-        replicated = self._ways.is_replicated(self.tp)
-        await self._on_thread(partial(partition.begin_epoch, effect.epoch, replicated=replicated))
-        if self._ended or self.following.newest_epoch != effect.epoch:
-            partition.refuse_appends()  # the fence for the newer epoch comes next
-            return
-        self.leader = self._ways.lead(self, effect, replicated)
+        if self.leader is None:  # else not all have been told of it
+            partition, replicated = self.partition, self._ways.is_replicated(self.tp)
+            begin = partial(partition.begin_epoch, effect.epoch, replicated=replicated)
+            await self._on_thread(begin)
+            if self._ended or self.following.newest_epoch != effect.epoch:
+                partition.refuse_appends()  # the fence for the newer epoch comes next
+                return
+            self.leader = self._ways.lead(self, effect, replicated)
         self._ways.led(self)
 
     # -- copying -----------------------------------------------------------------------------------
