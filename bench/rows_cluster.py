@@ -207,11 +207,15 @@ def catch_up(seconds: float, quick: bool) -> list[Row]:
     """A second replica of a topic: from the order to add it until it is in sync, and the CPU time
     of the leader meanwhile, less that of an idle leader, which is not the controller.  Against
     memcpy of the leader's files, as they are mapped, into as many new files of a log, which are
-    all kept: so both need the same new pages."""
+    all kept: so both need the same new pages.
+
+    A quarter as much is caught up with in turn: what the leader does for each byte, apart from what
+    it does for any new replica (the order, the store's changes, the links)."""
     import kdirect
 
     size = 16 << 20 if quick else 1 << 30
     found: list[CaughtUp] = []
+    quarters: list[CaughtUp] = []
     with _cluster() as cluster, ExitStack() as stack:
         session = stack.enter_context(
             kdirect.connect({"bootstrap.servers": cluster.bootstrap_servers, "transport": "shm",
@@ -220,19 +224,20 @@ def catch_up(seconds: float, quick: bool) -> list[Row]:
         producer = stack.enter_context(session.producer())
         controller = session.admin.describe_cluster().controller
         others = [n for n in cluster.node_ids if n != controller]
-        for number in range(2 if quick else 7):
+        for number in range(4 if quick else 10):
             leader, follower = others if number % 2 else others[::-1]
             # The first one of each leader is small, and not counted: links are opened.
-            count = size if quick or number >= 2 else 24 << 20
+            is_first, is_whole = number < 2 and not quick, number % 4 < 2
+            count = 24 << 20 if is_first else size if is_whole else size // 4
             topic = f"late-{number}"
-            _led_by(session, topic, leader, 4 << 20 if quick or number < 2 else SEGMENT_BYTES)
+            _led_by(session, topic, leader, 4 << 20 if quick or is_first else SEGMENT_BYTES)
             value = os.urandom(512 << 10)
             _flood(producer, topic, value, count // len(value))
-            caught = _caught_up(cluster, session, topic, leader, follower, number % 4 < 2)
-            if number >= (0 if quick else 2):
-                found.append(caught)
+            caught = _caught_up(cluster, session, topic, leader, follower, number % 8 < 4)
+            if not is_first:
+                (found if is_whole else quarters).append(caught)
             session.admin.delete_topic(topic)
-    return _catch_up_rows(size, found)
+    return _catch_up_rows(size, found, quarters)
 
 
 def _led_by(session: Any, topic: str, leader: int, segment_bytes: int) -> None:
@@ -316,7 +321,7 @@ def _copies(source: Path) -> tuple[float, float]:
     return took, alone
 
 
-def _catch_up_rows(size: int, found: list[CaughtUp]) -> list[Row]:
+def _catch_up_rows(size: int, found: list[CaughtUp], quarters: list[CaughtUp]) -> list[Row]:
     def every(values: Iterable[float], digits: int = 3) -> list[float]:
         return [round(x, digits) for x in values]
 
@@ -325,6 +330,10 @@ def _catch_up_rows(size: int, found: list[CaughtUp]) -> list[Row]:
     new_files = size / median(x.copies[0] for x in found)
     read = median(x.read_bytes / x.read_s if x.read_s else 0.0 for x in found)
     shares = [(x.leader_cpu_s - x.idle_cpu_s) / x.seconds * 100 for x in found]
+    whole, quarter = (
+        median(x.leader_cpu_s - x.idle_cpu_s for x in those) for those in (found, quarters)
+    )
+    per_byte = max(whole - quarter, 0.0) / (size - size // 4)
     told = {
         "bytes": size, "rounds": len(found), "took_s": every(x.seconds for x in found),
         "copies_s": every(x.copies[0] for x in found),
@@ -341,6 +350,12 @@ def _catch_up_rows(size: int, found: list[CaughtUp]) -> list[Row]:
             lower_is_better=True, every=every(shares, 2),
             cpu_ms=every(x.leader_cpu_s * 1000 for x in found),
             idle_cpu_ms=every(x.idle_cpu_s * 1000 for x in found), **told,
+        ),
+        _row(
+            "catch-up.leader-cpu-of-bytes", max(per_byte * rate * 100, 1e-3), "% of a core",
+            "bar: 1 %", 1.0, lower_is_better=True, ms_per_gib=round(per_byte * (1 << 30) * 1000, 2),
+            whole_ms=round(whole * 1000, 2), quarter_ms=round(quarter * 1000, 2),
+            quarters_cpu_ms=every(x.leader_cpu_s * 1000 for x in quarters), **told,
         ),
     ]  # fmt: skip
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from kdirect.broker import segment_leases
 from kdirect.broker.catch_up import CatchUp, CatchUps
 from kdirect.errors import BrokerUnavailableError
 from kdirect.log.head import PreparedHead
@@ -63,7 +64,8 @@ class CaughtUp:
         answer = await self.rig.leases.answer(tp, self.rig.leader, x, self._pace, asyncio.to_thread)
         self.asking -= 1
         self.most_leases = max(self.most_leases, len(self.rig.leases))
-        return SimpleNamespace(**answer)
+        leased = [SimpleNamespace(**x) for x in answer["segments"]]
+        return SimpleNamespace(segments=leased)
 
     async def _on_thread(self, copy: Any, work: Callable[[], Any]) -> Any:
         result = await asyncio.to_thread(work)
@@ -111,9 +113,12 @@ def left_over(rig: Rig) -> list[Path]:
     return [x for x in rig.follower.directory.iterdir() if x.name.endswith(TEMPORARY_SUFFIX)]
 
 
+@pytest.mark.parametrize("ahead", [1, 2, 3, 8])
 def test_the_next_segment_is_leased_and_its_files_made_while_one_is_read(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, ahead: int
 ) -> None:
+    """The leader is asked once for so many segments, while the last one of them is read."""
+    monkeypatch.setattr(segment_leases, "MOST_AHEAD", ahead)
     rig.fill(400)
     count = len(rig.leader.segments) - 1
     assert count > 4
@@ -135,16 +140,20 @@ def test_the_next_segment_is_leased_and_its_files_made_while_one_is_read(
     assert rig.files(rig.follower) == rig.files(rig.leader)
     assert prepared == [s.size for s in rig.leader.segments[1:-1]]
     bases = [s.base_offset for s in rig.leader.segments]
-    assert caught.asked == [(-1, base) for base in bases]
-    assert caught.most_leases == 2
+    assert caught.asked == [(-1, base) for base in (*bases[:-1:ahead], bases[-1])]
+    assert caught.most_leases == min(ahead + 1, count)
     assert caught.told[:1] == bases[1:2] and len(caught.told) < count
     assert not left_over(rig)
     assert all(s.references == 0 for s in rig.leader.segments[:-1])
 
 
+@pytest.mark.parametrize("ahead", [1, 2])
 @pytest.mark.parametrize("asks", [2, 3])
-def test_what_is_given_up_leaves_no_files_and_no_lease(rig: Rig, asks: int) -> None:
+def test_what_is_given_up_leaves_no_files_and_no_lease(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, asks: int, ahead: int
+) -> None:
     """It ends while the segment after the present one is asked for, or while the last ask waits."""
+    monkeypatch.setattr(segment_leases, "MOST_AHEAD", ahead)
     rig.fill(400)
 
     async def run() -> None:
@@ -160,9 +169,13 @@ def test_what_is_given_up_leaves_no_files_and_no_lease(rig: Rig, asks: int) -> N
     assert all(s.references == 0 for s in rig.leader.segments[:-1])
 
 
+@pytest.mark.parametrize("ahead", [1, 2])
 @pytest.mark.parametrize("asks", [1, 2, 3])
-def test_a_lease_whose_answer_nobody_waits_for_is_given_back(rig: Rig, asks: int) -> None:
+def test_a_lease_whose_answer_nobody_waits_for_is_given_back(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, asks: int, ahead: int
+) -> None:
     """The leader need not be asked again: another broker may lead from now on."""
+    monkeypatch.setattr(segment_leases, "MOST_AHEAD", ahead)
     rig.fill(400)
 
     async def run() -> None:

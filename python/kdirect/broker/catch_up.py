@@ -6,12 +6,14 @@ segment is next, what is asked of the leader (AskSegments, OpenReading), the che
 answers, and that no more than `MOST_PULLS` partitions of one leader are read at a time; the others
 go on by Fetch until it is their turn.
 
-Walk of one replica: a lease is asked for while Fetch goes on.  Once there is one, records of Fetch
-are thrown away; the segment is read, and the leader told where the log ends now, until it ends in
-the leader's last segment.  Then Fetch goes on, and the leader offers to push.
+Walk of one replica: once there is a queue pair, records of Fetch are thrown away, and segments are
+leased, as many as the leader gives at once.  They are read, and the leader is told where the log
+ends now, until it ends in the leader's last segment.  Then Fetch goes on, and the leader offers to
+push.  So a leader has little to do for each segment.
 
-While a segment is read, the next one is leased, and its files are made here: to zero new pages
-takes as long as to fill them.  So two leases and two files are held at a time.
+While a segment is read, the files of the next one are made here: to zero new pages takes as long as
+to fill them.  So two files are held at a time.  While the last one that is leased is read, the next
+ones are asked for.
 
 Whatever ends it, `close` returns when no READ is under way and nothing that was not committed is
 left after the log's end.
@@ -25,6 +27,7 @@ import asyncio
 import contextlib
 import logging
 import threading
+from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from typing import Any
@@ -119,8 +122,8 @@ class CatchUps:
     async def _disown(self, link: Any, asked: asyncio.Future[Any]) -> None:
         with contextlib.suppress(KdirectError, OSError):  # then there is none
             row = await asked
-            if row.lease >= 0:
-                await self._give_back(link, [row.lease])
+            if row.segments:
+                await self._give_back(link, [x.lease for x in row.segments])
 
     async def _give_back(self, link: Any, leases: list[int]) -> None:
         try:
@@ -154,6 +157,7 @@ class CatchUp:
         self._preparing: asyncio.Future[PreparedHead | None] | None = None
         self._given_up = threading.Event()  # a thread that faults in pages looks at it
         self._leases: list[int] = []  # that the leader holds: of what is read, and of what is next
+        self._next: deque[Any] = deque()  # segments that are leased, and not yet read
         self._asks = asyncio.Lock()  # an answer is known by its partition, so one at a time
         self._told_at = 0.0
         self._why = ""  # it is to stop
@@ -187,24 +191,19 @@ class CatchUp:
 
     async def _read_all(self) -> None:
         """From the segment in which the log ends to the leader's last sealed one."""
-        shared, link, copy = self._shared, self._link, self._copy
-        asked = copy.partition.log_end_offset
-        row = await self._lease(asked)
-        if row.lease < 0:
-            return
-        self._reader = await shared.reader(link)
+        copy = self._copy
+        self._reader = await self._shared.reader(self._link)
         await self._stop_copying()
-        if copy.partition.log_end_offset != asked:
-            self._return()  # Fetch has brought more meanwhile
-            row = await self._lease(copy.partition.log_end_offset)
+        await self._lease(copy.partition.log_end_offset)
         loop = asyncio.get_running_loop()
-        while row.lease >= 0:
-            source = checked(copy.tp, row, copy.partition.log_end_offset)
+        while self._next:
+            leased = self._next.popleft()
+            source = checked(copy.tp, leased, copy.partition.log_end_offset)
             prepared, self._preparing = self._preparing, None
             self._ahead = loop.create_task(self._look_ahead(source.end_offset))
-            await self._pull(row, source, None if prepared is None else prepared.result())
+            await self._pull(leased, source, None if prepared is None else prepared.result())
             self._tell(loop.time())
-            row = await self._ahead
+            await self._ahead
 
     @property
     def is_reading(self) -> bool:
@@ -222,28 +221,28 @@ class CatchUp:
             self._told_at = now
             self._progressed()
 
-    async def _look_ahead(self, offset: int) -> Any:
-        """Lease the segment that begins at `offset`, and make its files here; the leader's row."""
+    async def _look_ahead(self, offset: int) -> None:
+        """Lease the segment that begins at `offset`, unless it is leased, and make its files."""
         copy = self._copy
-        row = await self._lease(offset)
-        if row.lease >= 0:
-            size = checked(copy.tp, row, offset).size
+        if not self._next:
+            await self._lease(offset)
+        if self._next:
+            size = checked(copy.tp, self._next[0], offset).size
             prepare = partial(_prepared, copy.partition, size, self._given_up)
             self._preparing = asyncio.ensure_future(self._shared.on_thread(copy, prepare))
             await asyncio.shield(self._preparing)
-        return row
 
-    async def _lease(self, offset: int) -> Any:
-        """The leader's row about its segment that holds `offset`."""
+    async def _lease(self, offset: int) -> None:
+        """Ask the leader for its segment that holds `offset`, and those after it."""
         asked = asyncio.ensure_future(self._ask(-1, offset, 0))
         try:
             row = await asyncio.shield(asked)
-        except asyncio.CancelledError:  # the leader may have leased it, and may not be asked again
+        except asyncio.CancelledError:  # the leader may have leased some, and not be asked again
             self._shared.disown(self._link, asked)
             raise
-        # The leader holds none any more but that of the segment before it.
-        self._leases = [*self._leases[-1:], row.lease] if row.lease >= 0 else self._leases[-1:]
-        return row
+        # The leader holds none any more but these and that of the segment before them.
+        self._leases = [*self._leases[-1:], *(x.lease for x in row.segments)]
+        self._next.extend(row.segments)
 
     async def _ask(self, lease: int, offset: int, position: int) -> Any:
         copy = self._copy
@@ -257,7 +256,7 @@ class CatchUp:
         async with self._asks:
             return await self._shared.ask(self._link, p.AskSegmentsRequest, copy.tp, row)
 
-    async def _pull(self, row: Any, source: Source, prepared: PreparedHead | None) -> None:
+    async def _pull(self, leased: Any, source: Source, prepared: PreparedHead | None) -> None:
         """One segment.  KdirectError."""
         copy, shared, reader = self._copy, self._shared, self._reader
         assert reader is not None
@@ -274,9 +273,9 @@ class CatchUp:
         reader.add(transfer)
         if self._why:
             reader.stop(transfer, self._why)
-        wait_ms = row.wait_ms
+        wait_ms = leased.wait_ms
         while (news := await transfer.news.get()) is None:
-            wait_ms = await self._allow_more(reader, transfer, row.lease, wait_ms)
+            wait_ms = await self._allow_more(reader, transfer, leased.lease, wait_ms)
         self._over()
         if news:
             raise BrokerUnavailableError(news)
@@ -293,9 +292,11 @@ class CatchUp:
         before = transfer.allowed
         while transfer.allowed == before and not transfer.ended.is_set():
             await asyncio.sleep(min(max(wait_ms, 1), MOST_WAIT_MS) / 1000)
-            more = await self._ask(lease, transfer.source.base_offset, before)
-            wait_ms = more.wait_ms
-            reader.allow(transfer, min(more.allowed, transfer.source.size))
+            row = await self._ask(lease, transfer.source.base_offset, before)
+            if not row.segments:
+                raise ProtocolError(f"the leader of {self._copy.tp} does not know lease {lease}")
+            wait_ms = row.segments[0].wait_ms
+            reader.allow(transfer, min(row.segments[0].allowed, transfer.source.size))
         return wait_ms
 
     def _over(self) -> None:
@@ -374,20 +375,20 @@ def _prepared(partition: Partition, size: int, given_up: threading.Event) -> Pre
         return None
 
 
-def checked(tp: TopicPartition, row: Any, end: int) -> Source:
+def checked(tp: TopicPartition, leased: Any, end: int) -> Source:
     """What a leader says of a segment, which is to be read where the log ends, at offset `end`.
     Nothing of it is believed: what it leads to is a READ of the leader's own memory, and a file of
     at most 2 GiB here.  ProtocolError."""
     facts = {
-        f"base offset {row.base_offset}": 0 <= row.base_offset <= end,
-        f"end offset {row.end_offset}": row.end_offset > end,
-        f"size {row.size}": 0 < row.size <= MOST_SEGMENT_BYTES,
-        f"position {row.position}": 0 <= row.position < row.size
-        and (row.position == 0) == (row.base_offset == end),
-        f"allowed {row.allowed}": row.position <= row.allowed <= row.size,
-        f"address {row.address}": 0 < row.address < (1 << 63) - MOST_SEGMENT_BYTES,
-        f"rkey {row.rkey}": 0 <= row.rkey < 1 << 32,
-        f"wait of {row.wait_ms} ms": row.wait_ms >= 0,
+        f"base offset {leased.base_offset}": 0 <= leased.base_offset <= end,
+        f"end offset {leased.end_offset}": leased.end_offset > end,
+        f"size {leased.size}": 0 < leased.size <= MOST_SEGMENT_BYTES,
+        f"position {leased.position}": 0 <= leased.position < leased.size
+        and (leased.position == 0) == (leased.base_offset == end),
+        f"allowed {leased.allowed}": leased.position <= leased.allowed <= leased.size,
+        f"address {leased.address}": 0 < leased.address < (1 << 63) - MOST_SEGMENT_BYTES,
+        f"rkey {leased.rkey}": 0 <= leased.rkey < 1 << 32,
+        f"wait of {leased.wait_ms} ms": leased.wait_ms >= 0,
     }
     wrong = [name for name, is_so in facts.items() if not is_so]
     if wrong:
@@ -396,13 +397,13 @@ def checked(tp: TopicPartition, row: Any, end: int) -> Source:
             f" {', '.join(wrong)}, which cannot be"
         )
     return Source(
-        row.base_offset,
-        row.position,
-        row.size,
-        row.end_offset,
-        row.address,
-        row.rkey,
-        row.allowed,
+        leased.base_offset,
+        leased.position,
+        leased.size,
+        leased.end_offset,
+        leased.address,
+        leased.rkey,
+        leased.allowed,
     )
 
 

@@ -160,7 +160,7 @@ class Member:
             access.links.watch = self.replicas.watch_readable
             access.links.flushed = self._flushed_for_rdma
             if self._config["rdma.replicate"]:
-                self.replicas.push = Replication(
+                push = self.replicas.push = Replication(
                     access,
                     self._files,
                     self.peers,
@@ -168,6 +168,7 @@ class Member:
                     lambda: self.membership.metadata.incarnation,
                     self.replicas.throttles,
                 )
+                self.replicas.on_resign.append(push.reads.resigned)
             else:
                 log.info("followers and leaders fetch over TCP: rdma.replicate=false")
         self._local = LocalReplicas(

@@ -2,8 +2,8 @@
 
 Owns: the links of both directions, the partitions that are pushed to others, and the requests by
 which a follower opens a link (OpenPushLink), asks for a ring (AskPush) and tells where its files
-lie (GrantPush).  It is the `PushSide` of `kdirect.member.push`.  What may not enter: who leads, who
-is in sync, what is compared and cut.
+lie (GrantPush); those by which it READs are of `reads` (`leased_reads`).  It is the `PushSide` of
+`kdirect.member.push`.  What may not enter: who leads, who is in sync, what is compared and cut.
 
 Followers ask, leaders answer.  Requests about many partitions of one leader go out together.
 
@@ -27,13 +27,13 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from kdirect.broker import segment_leases
 from kdirect.broker.access import AccessManager
 from kdirect.broker.catch_up import CatchUp, CatchUps
 from kdirect.broker.closing import end_all
 from kdirect.broker.engine import Engine
 from kdirect.broker.files import FileThreads
 from kdirect.broker.followed_head import AckRing, FileGrant, FollowedHead
+from kdirect.broker.leased_reads import LeasedReads
 from kdirect.broker.led_log import LedLog, Rings
 from kdirect.broker.push_links import (
     WINDOW,
@@ -108,7 +108,7 @@ class Replication:
         self._heads: dict[FollowedHead, CopyByPush] = {}
         self._asks: dict[tuple[int, type], BatchedRequests] = {}
         self._told: dict[int, str] = {}  # by leader, how it is copied from
-        self._throttles = throttles
+        self.reads = LeasedReads(self._out, files, throttles)
         self._catch_ups = CatchUps(
             send=self._send_to,
             ask=self._ask,
@@ -228,9 +228,9 @@ class Replication:
             case p.GrantPushRequest.API_KEY:
                 kind, work = p.GrantPushResponse, self._take_grant
             case p.AskSegmentsRequest.API_KEY:
-                kind, work = p.AskSegmentsResponse, self._lease
+                kind, work = p.AskSegmentsResponse, self.reads.lease
             case p.OpenReadingRequest.API_KEY:
-                return await self._open_reading(request, stale)
+                return await self.reads.open(request, stale)
             case p.EndPushRequest.API_KEY:
                 return await self._end_rings(request)
             case _:
@@ -240,8 +240,8 @@ class Replication:
             return build(kind, error_code=int(ErrorCode.STALE_BROKER_EPOCH), topics=[])
         if link is None or (link.number, link.incarnation) != (request.link, request.incarnation):
             return build(kind, error_code=layout.ERROR_UNKNOWN_CONNECTION, topics=[])
-        if work == self._lease and request.released:
-            self._files.background(partial(link.leases.give_back, list(request.released)))
+        if work == self.reads.lease:
+            self.reads.give_back(link, list(request.released))
         topics = []
         for topic in request.topics:
             rows = [await self._row(work, link, find, topic.topic, x) for x in topic.partitions]
@@ -253,8 +253,8 @@ class Replication:
         row = {"partition": x.partition, "error_code": 0, "error_message": ""}
         if work == self._ring:
             row |= {"ring": -1, "address": 0, "rkey": 0, "entries": 0, "window": 0}
-        if work == self._lease:
-            row |= segment_leases.NOTHING
+        if work == self.reads.lease:
+            row["segments"] = []
         found = find(TopicPartition(name, x.partition), x.leader_epoch)
         if found.leader is None:
             return row | {"error_code": int(found.error), "error_message": "it is led elsewhere"}
@@ -320,28 +320,6 @@ class Replication:
         self._out[request.broker_id] = link
         fields = {"error_code": 0, "error_message": "", "address": link.address}
         return build(p.OpenPushLinkResponse, link=link.number, **fields)
-
-    async def _open_reading(self, request: Any, stale: bool) -> Any:
-        """The end here of a queue pair that a follower READs over."""
-        answer = {"error_code": 0, "error_message": "", "address": b""}
-        link = self._out.get(request.broker_id)
-        if stale or link is None or link.number != request.link:
-            answer |= {"error_code": layout.ERROR_UNKNOWN_CONNECTION}
-            answer |= {"error_message": "the link is not known"}
-            return build(p.OpenReadingResponse, **answer)
-        try:
-            address = bytes(request.address)
-            answer |= {"address": await self._files.read(link.leases.open, address)}
-        except (KdirectError, OSError) as e:
-            code = e.code if isinstance(e, RefusedError) else layout.ERROR_TRANSPORT_UNAVAILABLE
-            answer |= {"error_code": code, "error_message": str(e)}
-        return build(p.OpenReadingResponse, **answer)
-
-    async def _lease(self, link: LinkToFollower, leader: Any, x: Any) -> dict[str, Any]:
-        """A sealed segment for READs."""
-        in_sync = link.broker in leader.leading.state.in_sync
-        pace = self._throttles.led(leader.tp, in_sync=in_sync)
-        return await link.leases.answer(leader.tp, leader.partition, x, pace, self._files.read)
 
     async def _ring(self, link: LinkToFollower, leader: Any, x: Any) -> dict[str, Any]:
         """Memory for acknowledgements."""
@@ -669,7 +647,8 @@ class Replication:
     def close(self) -> None:
         """See the class."""
         outs, logs = list(self._out.values()), list(self._logs.values())
-        self._out, self._in = {}, {}
+        self._out.clear()
+        self._in = {}
         for out in outs:
             out.is_open = False
         end_all(

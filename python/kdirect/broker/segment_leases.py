@@ -2,13 +2,17 @@
 
 Owns: the leader's part of catch-up for one link: the queue pair that READs come over, and the
 segments that are leased.  A READ costs this broker nothing: all that it does is to answer
-AskSegments, once for each segment, and more often where a throttle holds the follower back.
+AskSegments, which leases several segments at once; a throttle holds the follower back by leasing
+one, and a piece of it at a time.
 
 **A lease** keeps a sealed segment mapped and registered for READs of one follower.  Whatever
 retention deletes meanwhile is unlinked, and its mapping stays.  It ends when the follower gives it
-back or asks for the one after the next, and with the link: a follower that is gone keeps nothing.
-A link has at most `MOST_LEASES`, so the memory that is mapped and registered does not grow with the
-log.
+back, or asks for segments that are not the next ones; when this broker leads the partition no
+longer (`end`); and with the link: a follower that is gone keeps nothing.
+
+**Bounds**: one answer leases at most `MOST_AHEAD` segments, and more than one only as long as they
+have at most `AHEAD_BYTES` together and half of the link's `MOST_LEASES` are free for first ones.
+So the memory that is mapped and registered does not grow with the log.
 
 **Throttle**: what a follower may READ is charged when it is allowed, a piece of a second at a time,
 because a READ is not seen here.
@@ -27,7 +31,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, NamedTuple
 
-from kdirect.errors import RefusedError
+from kdirect.errors import KdirectError, RefusedError
 from kdirect.format import layout
 from kdirect.format.protocol import ErrorCode
 from kdirect.log.partition import Partition
@@ -38,19 +42,9 @@ from kdirect.rdma.contract import Access, Memory
 
 log = logging.getLogger("kdirect.broker.rdma")
 
-MOST_LEASES = 16  # of one link
-# A row of AskSegmentsResponse that leases nothing.
-NOTHING = {
-    "lease": -1,
-    "base_offset": -1,
-    "position": -1,
-    "size": 0,
-    "end_offset": -1,
-    "address": 0,
-    "rkey": 0,
-    "allowed": 0,
-    "wait_ms": 0,
-}
+MOST_LEASES = 64  # of one link
+MOST_AHEAD = 8  # that one answer leases
+AHEAD_BYTES = 512 << 20  # of several segments that one answer leases
 
 
 class _Lease(NamedTuple):
@@ -111,13 +105,17 @@ class SegmentLeases:
         pace: Pace | None,
         read: Callable[..., Awaitable[Any]],
     ) -> dict[str, Any]:
-        """The fields of a row of AskSegmentsResponse, for row `x` of the request.  `read` awaits
-        work on a thread.  RefusedError, OffsetOutOfRangeError."""
-        number = int(x.lease)
-        if number < 0:
-            number = await read(partial(self._lease, tp, partition, x.offset))
-            if number < 0:
-                return NOTHING
+        """The segments of a row of AskSegmentsResponse, for row `x` of the request: none where the
+        log goes on in its last segment.  `read` awaits work on a thread.  RefusedError,
+        OffsetOutOfRangeError."""
+        numbers = [int(x.lease)]
+        if x.lease < 0:
+            most = MOST_AHEAD if pace is None else 1
+            numbers = await read(partial(self._lease, tp, partition, x.offset, most))
+        return {"segments": [self._told(tp, number, x, pace) for number in numbers]}
+
+    def _told(self, tp: TopicPartition, number: int, x: Any, pace: Pace | None) -> dict[str, Any]:
+        """What the follower is told of a lease."""
         lease = self._leases.get(number)
         if lease is None or lease.tp != tp:
             raise RefusedError(
@@ -142,12 +140,13 @@ class SegmentLeases:
             "wait_ms": wait_ms,
         }
 
-    def _lease(self, tp: TopicPartition, partition: Partition, offset: int) -> int:
-        """Hold the sealed segment of `offset`; its number, -1 where there is none.  On a thread.
+    def _lease(self, tp: TopicPartition, partition: Partition, offset: int, most: int) -> list[int]:
+        """Hold the sealed segment of `offset` and those after it, `most` of them; their numbers.
+        On a thread.
 
-        Whoever asks for one may be reading the one before it, and reads under no other lease of the
-        partition any more.  So nobody has to give one back while it goes on; and one whose answer
-        came to nobody, because the replica was fenced meanwhile, ends here, too."""
+        Whoever asks may be reading the one before them, and reads under no other lease of the
+        partition any more.  So nobody has to give one back while it goes on; and those whose answer
+        came to nobody, because the replica was fenced meanwhile, end here, too."""
         held = [(n, lease) for n, lease in list(self._leases.items()) if lease.tp == tp]
         self.give_back([n for n, lease in held if lease.sealed.end_offset != offset])
         if len(self._leases) >= MOST_LEASES:
@@ -155,9 +154,27 @@ class SegmentLeases:
                 layout.ERROR_ACCESS_DISABLED,
                 f"{tp}: {MOST_LEASES} segments are leased on this link already",
             )
-        sealed = partition.sealed_extent(offset)
-        if sealed is None:
-            return -1
+        numbers: list[int] = []
+        size = 0
+        try:
+            while len(numbers) < most and (sealed := partition.sealed_extent(offset)) is not None:
+                size += sealed.size
+                is_room = size <= AHEAD_BYTES and 2 * len(self._leases) < MOST_LEASES
+                if numbers and not is_room:
+                    sealed.extent.release()
+                    break
+                numbers.append(self._hold(tp, sealed))
+                offset = sealed.end_offset
+        except (KdirectError, OSError):  # where that one is asked for first, it is told
+            if not numbers:
+                raise
+        except BaseException:
+            self.give_back(numbers)
+            raise
+        return numbers
+
+    def _hold(self, tp: TopicPartition, sealed: SealedExtent) -> int:
+        """Register a segment for READs; the number of its lease."""
         extent = sealed.extent
         try:
             # The file is the log's, and is held by `extent` until the key has ended.
@@ -173,6 +190,14 @@ class SegmentLeases:
         except BaseException:
             extent.release()
             raise
+
+    def are_held(self, tp: TopicPartition) -> bool:
+        """Is some segment of this partition leased?"""
+        return any(lease.tp == tp for lease in list(self._leases.values()))
+
+    def end(self, tp: TopicPartition) -> None:
+        """All leases of a partition, which this broker leads no longer."""
+        self.give_back([n for n, lease in list(self._leases.items()) if lease.tp == tp])
 
     def give_back(self, numbers: list[int]) -> None:
         """The follower needs these no more; numbers that are not known are nothing.  Waits for a
@@ -202,4 +227,4 @@ def _allow(pace: Pace | None, read_to: int, size: int) -> tuple[int, int]:
     return read_to, math.ceil(1000 * pace.wait_s())
 
 
-__all__ = ["MOST_LEASES", "NOTHING", "SegmentLeases"]
+__all__ = ["AHEAD_BYTES", "MOST_AHEAD", "MOST_LEASES", "SegmentLeases"]

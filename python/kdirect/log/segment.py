@@ -589,14 +589,14 @@ class Segment:
 
     def chain(self, next_offset: int, end_offset: int | None = None) -> Chain:
         """What is known of the batches from the one on that begins with `next_offset`."""
-        return Chain(
-            next_offset, self.dense_from, self.end_offset if end_offset is None else end_offset
-        )
+        end = self.end_offset if end_offset is None else end_offset
+        return Chain(next_offset, self.dense_from, end)
 
     def indexed(self, offset: int, size: int, end_offset: int) -> tuple[int, Chain]:
         """Position of a batch at or before the one that holds `offset`, by the index, and what is
         known of it."""
-        start, last = self.offset_index.lookup(offset - self.base_offset, self._open_entries()[0])
+        entries = self._open_entries()[0] if offset > self.base_offset else 0  # none is needed
+        start, last = self.offset_index.lookup(offset - self.base_offset, entries)
         return self._indexed(start, last, size, end_offset)
 
     def _indexed(self, start: int, last: int, size: int, end_offset: int) -> tuple[int, Chain]:
