@@ -8,6 +8,7 @@ has them does to real logs is what is found.  The others are of the datapath:
 - *completion counted*: the leader takes the completion of a real WRITE, perhaps one that has landed
   where nobody commits any more, for the follower's acknowledgement;
 - *key kept*: a replica is fenced, and forgets to take the old leader's key away;
+- *reading kept*: a replica is fenced, and goes on to READ the old leader's segments;
 - *proposed by an old high watermark*: a follower is proposed by what the machine has heard, while
   the kernel shows more;
 - *producers forgotten*: after a cut nobody knows what the producers sent last, and a record that is
@@ -67,6 +68,13 @@ def key_kept() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def reading_kept() -> Iterator[None]:
+    """A fenced replica goes on to READ segments."""
+    with mock.patch.object(Run, "_stop_pull", lambda *_: None):
+        yield
+
+
 def _propose_whatever_the_kernel_shows(run: Run, number: int, *_: Any) -> None:
     return None
 
@@ -121,6 +129,7 @@ def acknowledged_by_the_leader_alone() -> Iterator[None]:
         yield
 
 
+OF_READERS = {"reading_kept"}
 OF_PRODUCERS = {"copying_producer_overlooked", "grant_kept", "acknowledged_by_the_leader_alone"}
 MISTAKES = {
     mistake.__name__: mistake
@@ -132,6 +141,7 @@ MISTAKES = {
         mistakes.restarted_leader_leads_on,
         completion_counted,
         key_kept,
+        reading_kept,
         proposed_by_an_old_high_watermark,
         producers_forgotten,
         copying_producer_overlooked,

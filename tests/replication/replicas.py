@@ -83,6 +83,8 @@ def counts_of(leading: Leading) -> tuple[frozenset[int], bool]:
 class Replicas:
     """See the module.  `directory`: an empty one; `path`: what has happened."""
 
+    segment_bytes: tuple[int, ...] = (1024, 2048, 8192)  # one of these
+
     def __init__(
         self,
         seed: int,
@@ -101,7 +103,7 @@ class Replicas:
         with contextlib.redirect_stdout(io.StringIO()):
             self.network = SimNetwork(seed, faults)
         settings = Settings(
-            segment_bytes=chance.choice((1024, 2048, 8192)),
+            segment_bytes=chance.choice(self.segment_bytes),
             most_bytes=chance.choice((0, 300, 4096)),
             window=chance.choice((1, 4, 8)),
         )

@@ -23,9 +23,12 @@ whoever believes to lead over RDMA, alone, with acks=all or acks=1 (`tests.repli
 - *ask access*, *hear acks*, *give back*: of a producer; *stall*: it stops inside of a copy;
 - *loop*: the broker's event loop, which grants the head and takes it away, does what is due.
 
-What is not here: producers that share a head, or are granted the next file ahead; catching up by
-READ, and Fetch over TCP; a follower that lacks what its leader has deleted starts over.  Whatever
-is said of a queue pair that ends gets through a cut link.
+In one seed of five (2, 7, 12, ...) a follower that lacks sealed segments of its leader READs them,
+mostly (*pull*, `tests.replication.reading`); else it is pushed to from where its log ends.
+
+What is not here: producers that share a head, or are granted the next file ahead; Fetch over TCP; a
+follower that lacks what its leader has deleted starts over.  Whatever is said of a queue pair that
+ends gets through a cut link.
 
 From the root of the sources; a seed that fails prints itself, and ``--seed N`` shows its steps:
 
@@ -55,7 +58,8 @@ from tests.cluster.moves import Move
 from tests.cluster.simulate import NEVER, Weather, weather_of
 from tests.cluster.world import Bounds, Broken, World
 from tests.replication.kernel_log import KernelLog
-from tests.replication.replicas import MODELLED, Replicas
+from tests.replication.reading import ReadingReplicas
+from tests.replication.replicas import MODELLED
 
 ROOT = Path(__file__).parents[2]
 STEPS = 250
@@ -94,6 +98,9 @@ PRODUCERS_WEIGHTS = {
     "loop": 6.0,
 }
 
+# Of followers that READ.
+READERS_WEIGHTS = {"pull": 2.0}
+
 FAULTS = {
     *("make", "stall"),
     *("append", "elect", "elect uncleanly", "unlink", "lag", "crash", "expire", "delete", "add"),
@@ -107,11 +114,12 @@ def bounds_of(seed: int) -> Bounds:
     chance = random.Random(f"kernel bounds {seed}")
     if is_of_elections(seed):
         return bounds._replace(separate=True, changes=NEVER, losses=NEVER)
+    reads = is_of_readers(seed)
     return bounds._replace(
-        records=min(bounds.records, 25),
+        records=30 if reads else min(bounds.records, 25),
         separate=True,
         tells=False,
-        crashes=max(bounds.crashes, chance.choice((0, 1, 3))),
+        crashes=max(bounds.crashes, chance.choice((0, 1, 3)), 4 if reads else 0),
         losses=NEVER,
         changes=NEVER,
     )
@@ -129,12 +137,18 @@ def acks_of(seed: int) -> tuple[int, ...]:
     return random.Random(f"acks {seed}").choice(((-1,), (-1,), (-1, -1), (-1, 1), (1,)))
 
 
-class Run(Replicas):
+def is_of_readers(seed: int) -> bool:
+    """Do followers of this seed READ the sealed segments that they lack?"""
+    return seed % 5 == 2
+
+
+class Run(ReadingReplicas):
     """One schedule, in a directory of its own."""
 
     def __init__(self, seed: int, directory: Path, bounds: Bounds | None = None) -> None:
         chance = random.Random(f"kernel schedule {seed}")
-        super().__init__(seed, directory, bounds or bounds_of(seed), chance, acks_of(seed))
+        given = seed, directory, bounds or bounds_of(seed), chance, acks_of(seed)
+        super().__init__(*given, reads=is_of_readers(seed))
         self.weights = {
             kind: likely * chance.choice((0.1, 0.5, 1.0, 1.0, 2.0, 6.0))
             for kind, likely in WEIGHTS.items()
@@ -144,6 +158,9 @@ class Run(Replicas):
             kind: likely * chance.choice((0.2, 1.0, 1.0, 3.0))
             for kind, likely in PRODUCERS_WEIGHTS.items()
         }
+        self.weights |= READERS_WEIGHTS
+        if is_of_readers(seed):
+            self.weights.update(append=12.0, ask=0.7, crash=0.1, delete=0.05)
         self.steps = STEPS
         if is_of_elections(seed):
             self.steps = MANY_STEPS
@@ -176,6 +193,8 @@ class Run(Replicas):
             following = self.world.replicas[move[1].to].following
             if following.phase is not Phase.COMPARING or following.last_epoch != move[1].asked:
                 likely *= 0.02
+        if kind in ("crash", "delete") and self.is_reading(move[1]):
+            likely *= 20.0
         if kind in ("network", "flow", "go on", "crash") or kind in PRODUCERS_WEIGHTS:
             return likely
         if self.hung and kind in ("elect", "learn", "fence"):  # which is what a hung leader meets
@@ -185,7 +204,7 @@ class Run(Replicas):
             if (sender, receiver) in weather.cut or {sender, receiver} & weather.still:
                 return 0.0
             return likely * (0.1 if {sender, receiver} & weather.slow else 1.0)
-        if kind == "unlink":
+        if kind in ("unlink", *READERS_WEIGHTS):
             return likely
         return simulate.weight(likely, weather, move)
 

@@ -10,7 +10,7 @@ from collections import Counter
 import pytest
 
 from tests.replication import run as simulation
-from tests.replication.mistakes import MISTAKES, OF_PRODUCERS
+from tests.replication.mistakes import MISTAKES, OF_PRODUCERS, OF_READERS
 
 SCHEDULES = 1_000
 ALL = 5_000
@@ -25,7 +25,9 @@ def test_schedules_hold_and_heal(first: int) -> None:
 
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_is_found(mistake: str) -> None:
-    first, step = (4, 5) if mistake in OF_PRODUCERS else (0, 1)  # seeds that have producers
+    first, step = (0, 1)
+    if mistake in OF_PRODUCERS | OF_READERS:  # seeds that have some
+        first, step = 4 if mistake in OF_PRODUCERS else 2, 5
     with MISTAKES[mistake]():
         found = simulation.failing(first, ALL, step)
     assert found is not None
@@ -46,6 +48,7 @@ def test_everything_happens() -> None:
             len(broker.partition.segments) > 1 for broker in run.brokers
         )
         taken["a writer hung beyond the end of its key"] += run.hung_beyond
+        taken.update({f"{what} while segments are read": n for what, n in run.met.items()})
         for producer in run.producers:
             of = "all" if producer.acks == -1 else "one"
             taken[f"acknowledged by {of}"] += len(producer.heard)
@@ -58,6 +61,7 @@ def test_everything_happens() -> None:
     wanted = {
         *simulation.WEIGHTS,
         *simulation.PRODUCERS_WEIGHTS,
+        *simulation.READERS_WEIGHTS,
         "lost by an election",
         "a log of several segments",
         "acknowledged by all",
