@@ -393,9 +393,10 @@ CLIENT = Options("Client settings", (
            low=1024, high=1 << 30),
     Option("isolation.level", "enum", "read_uncommitted", "Which records a consumer sees.",
            choices=("read_uncommitted", "read_committed")),
-    Option("fetch.wait.max.ms", "ms", 500,
-           "How long a Fetch over TCP waits at the broker for records.", low=0, high=300_000,
-           aliases=("fetch.max.wait.ms",)),
+    Option("fetch.wait.max.ms", "ms", None,
+           "How long a Fetch over TCP waits at the broker for records. Where it is not set, 500, "
+           "and in silence up to 5000, unless `fetch.min.bytes` holds records back meanwhile.",
+           low=0, high=300_000, aliases=("fetch.max.wait.ms",)),
     Option("fetch.min.bytes", "bytes", 1, "How many bytes of records a Fetch over TCP waits for.",
            low=1, high=100_000_000),
     Option("auto.offset.reset", "enum", "latest",

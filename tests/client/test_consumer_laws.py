@@ -366,13 +366,15 @@ class _Sleeping(Environment):
         self.now += seconds
 
 
-def test_a_poll_looks_less_often_the_longer_there_was_nothing(broker, make):
+def test_a_poll_looks_less_often_the_longer_there_was_nothing(broker, make, monkeypatch):
+    """While no broker can be asked to tell of the next record."""
     (tp,) = fill(broker, 1)
     consumer = make(broker, transport="shm")
     consumer.assign({tp: 0})
     assert consumer.poll(20).offset() == 0
     consumer._environment = clock = _Sleeping()
     consumer._empty_since = None
+    monkeypatch.setattr(consumer._reading, "wait", lambda wait_ms: False)
     assert consumer.poll(60) is None
     for quiet, seconds in clock.slept:
         assert seconds <= max(50e-6, quiet / 4) and seconds <= max(0.005, quiet / 200), quiet

@@ -43,8 +43,9 @@ from kdirect.client.group import OUT, STABLE, Membership
 from kdirect.client.group_owner import GroupOwner
 from kdirect.client.lost_broker import LOST
 from kdirect.client.message import Message
-from kdirect.client.reader import FIRST_WAIT_S, LONGEST_WAIT_S
+from kdirect.client.reader import LONGEST_WAIT_S
 from kdirect.client.reading import Reading
+from kdirect.client.silence import LONGEST_LOOK_MS, SILENT_S, pause_s
 from kdirect.client.subscription import Subscription
 from kdirect.errors import (
     BrokerError,
@@ -55,16 +56,11 @@ from kdirect.errors import (
 )
 from kdirect.model import EARLIEST_OFFSET, TopicPartition
 from kdirect.options import CLIENT
+from kdirect.wire.bell import Bell
 
 log = logging.getLogger("kdirect.client")
 
-# A poll that waits sleeps for one part in so many of the time since the last record, so that a
-# record comes later by that part at most: for no longer than LONGEST_WAIT_S in the first second,
-# and then for one part in QUIET_SHARE, for no longer than QUIET_WAIT_S.
-PAUSE_SHARE = 4
-QUIET_SHARE = 200
-QUIET_WAIT_S = 0.02
-SLICE_MS = 100.0  # longest single wait, so that signals and rebalances are seen
+SLICE_MS = 100.0  # longest single wait for the group
 LOOK_EVERY = 64  # of so many polls without time that find nothing, one looks whether brokers hang
 COMMIT_AGAIN_S = 0.2  # while the coordinator is looked for
 TRIES = 3  # lost connections in a row before one is raised
@@ -103,7 +99,9 @@ class Consumer:
         self._owns_session = session is None  # and closes it
         self._session = session if session is not None else open_handle(self.settings, Handle)
         self._environment = self._session.environment
-        self._reading = Reading(self._session, self.settings)
+        # Of a member: its thread tells the thread that polls of rebalances and what is due.
+        self._bell = Bell() if self.settings["group.id"] else None
+        self._reading = Reading(self._session, self.settings, self._bell)
         self._queue = self._reading.queue
         self._group_owner = GroupOwner(self)
         self._membership: Membership | None = None
@@ -359,7 +357,7 @@ class Consumer:
         began = 0.0
         while True:
             try:
-                if take(min(left_ms, SLICE_MS)):
+                if take(min(left_ms, LONGEST_LOOK_MS)):
                     self._empty_since = None
                     return True
                 if not reading.searching:
@@ -389,9 +387,8 @@ class Consumer:
             empty_s = now - self._empty_since
             spun = empty_s >= self._spin_s or not reading.reads
             if spun and now - began < LONGEST_WAIT_S:  # else it has waited already, over TCP
-                longest = max(LONGEST_WAIT_S, min(empty_s / QUIET_SHARE, QUIET_WAIT_S))
-                pause = min(max(FIRST_WAIT_S, empty_s / PAUSE_SHARE), longest)
-                self._environment.sleep(min(pause, deadline - now))
+                if empty_s < SILENT_S or not reading.wait(left_ms):
+                    self._environment.sleep(min(pause_s(empty_s), deadline - now))
                 now = self._environment.monotonic()
             began = now
 
@@ -621,6 +618,12 @@ class Consumer:
         milliseconds: float = self.settings[setting]
         return self._environment.monotonic() + milliseconds / 1000
 
+    def _call(self) -> None:
+        """Have the poll that waits, or the next one, `_serve`.  For the thread of the member."""
+        self._attention = True
+        if self._bell is not None:
+            self._bell.ring()
+
     def _activity(self) -> int:
         """A number that moves as long as the consumer is polled."""
         if self._waiting:
@@ -629,13 +632,17 @@ class Consumer:
 
     def _look_at_clock(self, now: float) -> float:
         """Note what the next poll has to do by now; when to look again."""
-        interval = self.settings["auto.commit.interval.ms"] / 1000
-        if self._auto_commit and now >= self._next_commit:
+        interval: float = self.settings["auto.commit.interval.ms"] / 1000
+        commits = self._auto_commit and now >= self._next_commit
+        if commits:
             self._next_commit = now + interval
-            self._commit_due = self._attention = True
+            self._commit_due = True
         if now >= self._next_metadata:
-            self._metadata_due = self._attention = True
-        return now + min(interval, 1.0)
+            self._metadata_due = commits = True
+        if not commits:
+            return min(now + interval, self._next_commit, self._next_metadata)
+        self._call()
+        return now + min(interval, 1.0)  # a commit that could not be made is due again by then
 
     # -- the end -----------------------------------------------------------------------------------
 
@@ -675,6 +682,8 @@ class Consumer:
             if self._membership is not None:
                 self._membership.close()
             self._reading.close()
+            if self._bell is not None:
+                self._bell.close()
             if self._owns_session:
                 self._session.close()
 

@@ -22,7 +22,7 @@ class GroupOwner:
     def news(self) -> None:
         consumer = self._consumer()
         if consumer is not None:
-            consumer._attention = True
+            consumer._call()
 
     def clock(self, now: float) -> float:
         consumer = self._consumer()

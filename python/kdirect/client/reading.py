@@ -27,7 +27,6 @@ One thread at a time.
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -45,9 +44,11 @@ from kdirect.client.lost_broker import (
 )
 from kdirect.client.message import Message, MessageQueue
 from kdirect.client.read_paths import ReadPaths
+from kdirect.client.silence import Silence
 from kdirect.client.starting_offsets import OffsetLookup, resolve, resolve_reached
 from kdirect.client.tcp_multi_fetch import TcpRound
 from kdirect.client.truncation import ReadEpochs
+from kdirect.client.turns import Turns
 from kdirect.errors import (
     AccessDeniedError,
     ConfigError,
@@ -59,20 +60,24 @@ from kdirect.errors import (
 )
 from kdirect.format.codec import ArrowDecoder
 from kdirect.model import EARLIEST_OFFSET, LATEST_OFFSET, TopicPartition
+from kdirect.wire.bell import Bell
 
 log = logging.getLogger("kdirect.client")
 
 NO_STOP = 2**63 - 1
 MOVED_AGAIN_S = 0.02  # after another broker was to be asked, or the same one again
+ENTER_AGAIN_MS = 100.0  # between two looks whether brokers that were asked have answered
 ENTER_AGAIN_S = 0.5  # after partitions of a broker that answered could not be entered
 
 Take = Callable[[TopicPartition], bool]
 
 
 class Reading:
-    """See the module.  `settings`: rows of the client table."""
+    """See the module.  `settings`: rows of the client table; `bell` ends a wait."""
 
-    def __init__(self, session: OffsetLookup, settings: Mapping[str, Any]) -> None:
+    def __init__(
+        self, session: OffsetLookup, settings: Mapping[str, Any], bell: Bell | None = None
+    ) -> None:
         # Messages of the partition being handed out; the same object for the consumer's life.
         self.queue = MessageQueue()
         self.paused: set[TopicPartition] = set()
@@ -81,7 +86,7 @@ class Reading:
         self.paths = ReadPaths(
             session,
             settings,
-            lambda: TcpRound(session.cluster, settings),
+            lambda: TcpRound(session.cluster, settings, bell),
             besides=session.environment,
         )
         # Of the one partition there is, once it was polled: polls may go to it directly.
@@ -98,13 +103,8 @@ class Reading:
         self._topic_ids: dict[str, str] = {}  # of topics whose partitions were entered
         self._held: dict[TopicPartition, MessageQueue] = {}
         self._held_again: list[TopicPartition] = []  # of `_held`, those that were resumed
-        # Read by READs and to be looked at, the next one first; others drop out in passing.
-        self._turns: deque[TopicPartition] = deque()
-        self._in_turns: set[TopicPartition] = set()
-        # By slot: READ by this fetcher, and has nothing before its slot changes.
-        self._asleep: dict[DirectFetcher, dict[int, TopicPartition]] = {}
-        # Visits that found a record since the slots of those asleep were looked at.
-        self._since_wake = 0
+        self._turns = Turns()  # of those that are read by READs; others drop out in passing
+        self._silence = Silence(session.cluster, settings, bell)
         self._tcp_first = False  # of two paths, which has the next turn
 
     def __contains__(self, tp: TopicPartition) -> bool:
@@ -194,7 +194,7 @@ class Reading:
                 self._stale.add(tp)
             if tp in self._held:
                 self._held_again.append(tp)
-            self._take_turns(tp)
+            self._turns.give(tp)
             if type(self._cursors[tp]) is TcpCursor:
                 self.paths.tcp.resume([tp])
 
@@ -358,9 +358,7 @@ class Reading:
 
     def _forget_closed(self) -> None:
         """Nobody sleeps at a fetcher that is closed."""
-        open_now = set(self.paths.direct)
-        for fetcher in [x for x in self._asleep if x not in open_now]:
-            del self._asleep[fetcher]
+        self._turns.keep(self.paths.direct)
 
     def _wait(self, tp: TopicPartition) -> None:
         """`tp` has no path: it waits at its offset to be entered again."""
@@ -414,7 +412,7 @@ class Reading:
             self.paths.follow(tp, epoch)
         cursor = self._cursors[tp] = self.paths.cursor(tp)
         if type(cursor) is DirectCursor:
-            self._take_turns(tp)
+            self._turns.give(tp)
         elif tp in self.paused:
             self.paths.tcp.pause([tp])
 
@@ -498,6 +496,7 @@ class Reading:
                 and self._attempt(take, tp)
             ):
                 return True
+        turns = self._turns
         if self._tcp_first and self._go_round_tcp(take):
             self._tcp_first = False
             return True
@@ -508,13 +507,42 @@ class Reading:
             self._tcp_first = True
             return True
         tcp = self.paths.tcp
-        if tcp is not None and not self._turns and not self._asleep:  # TCP alone may wait
+        if tcp is not None and not turns.order and not turns.asleep:  # TCP alone may wait
             return wait_ms > 0 and self._step(wait_ms) and self._go_round(take, 0.0)
         return False
+
+    def wait(self, wait_ms: float) -> bool:
+        """After a silence: wait up to `wait_ms` for what may be a record.  False: it has to be
+        looked for."""
+        turns, alone, tcp = self._turns, self.alone, self.paths.tcp
+        besides = tcp.waits_on if tcp is not None else []
+        if self._stale or self._held_again or besides is None:
+            return False
+        if alone is not None:
+            if alone.slot_that_tells() < 0:
+                return False
+        elif turns.order:
+            return False
+        state = turns.given, alone, alone.next_offset if alone is not None else 0
+        return self._silence.wait(state, self._asleep, besides, wait_ms)
+
+    def _asleep(self) -> dict[DirectFetcher, dict[TopicPartition, int]]:
+        """The partitions that have nothing before their slots change, and where they are."""
+        alone, asleep = self.alone, self._turns.asleep.items()
+        if alone is not None and (home := self.paths.direct.home(alone.tp)) is not None:
+            asleep = {home: {alone.slot_index: alone.tp}}.items()
+        out: dict[DirectFetcher, dict[TopicPartition, int]] = {}
+        for fetcher, slots in asleep:
+            for tp in slots.values():
+                if tp in fetcher and tp in self._cursors and tp not in self.paused:
+                    out.setdefault(fetcher, {})[tp] = self._cursors[tp].next_offset
+        return out
 
     def _step(self, wait_ms: float) -> bool:
         """Bring news over TCP: see `TcpRound.step`."""
         tcp = self.paths.tcp
+        if self._stale:  # no answer over TCP tells when their brokers are there
+            wait_ms = min(wait_ms, ENTER_AGAIN_MS)
         news: bool = tcp.step(wait_ms)
         if tcp.in_vain:
             self._in_vain(tcp.in_vain.pop())
@@ -527,63 +555,37 @@ class Reading:
         Partitions that had nothing sleep until their slots change, so one that has records does not
         wait until the others were visited.
         """
-        if self._asleep and self._turns and self._since_wake >= len(self._turns):
-            self._wake(fresh=False)
-        if self._turns and self._visit(take):
+        turns = self._turns
+        if turns.asleep and turns.order and turns.since_wake >= len(turns.order):
+            turns.wake(self._lose_fetcher, fresh=False)
+        if turns.order and self._visit(take):
             return True
-        if self._asleep:
-            self._wake(fresh=True)
+        if turns.asleep:
+            turns.wake(self._lose_fetcher, fresh=True)
             return self._visit(take)
         return False
 
     def _visit(self, take: Take) -> bool:
-        turns = self._turns
+        turns = self._turns.order
         single = len(self._cursors) == 1
         for _ in range(len(turns)):
             tp = turns.popleft()
             cursor = self._cursors.get(tp)
             if type(cursor) is not DirectCursor or tp in self.paused or tp in self.failed:
-                self._in_turns.discard(tp)
+                self._turns.drop(tp)
                 continue
             turns.append(tp)
             if single:
                 self.alone = cursor
             if self._attempt(take, tp):
-                self._since_wake += 1
+                self._turns.since_wake += 1
                 return True
             if not single and self._cursors.get(tp) is cursor:
-                self._put_to_sleep(tp, cursor)
+                self._turns.put_to_sleep(tp, cursor, self.paths.direct.fetcher_of(tp))
         return False
 
-    def _put_to_sleep(self, tp: TopicPartition, cursor: DirectCursor) -> None:
-        """`tp`, which had the last turn, had nothing: if its slot will tell, it needs no turns."""
-        slot = cursor.slot_that_tells()
-        fetcher = self.paths.direct.fetcher_of(tp)
-        if slot >= 0 and fetcher is not None:
-            self._turns.pop()
-            self._in_turns.discard(tp)
-            self._asleep.setdefault(fetcher, {})[slot] = tp
-
-    def _wake(self, *, fresh: bool) -> None:
-        """Give turns to those whose slots have changed."""
-        self._since_wake = 0
-        for fetcher, asleep in list(self._asleep.items()):
-            try:
-                slots = fetcher.changed(fresh=fresh)
-            except LOST as e:
-                self._lose(self.paths.direct.drop(fetcher), e)
-                continue
-            for slot in slots:
-                tp = asleep.pop(slot, None)
-                if tp is not None:
-                    self._take_turns(tp)
-            if not asleep:
-                del self._asleep[fetcher]
-
-    def _take_turns(self, tp: TopicPartition) -> None:
-        if tp not in self._in_turns:
-            self._in_turns.add(tp)
-            self._turns.append(tp)
+    def _lose_fetcher(self, fetcher: DirectFetcher, error: KdirectError) -> None:
+        self._lose(self.paths.direct.drop(fetcher), error)
 
     def _go_round_tcp(self, take: Take) -> bool:
         tcp = self.paths.tcp
@@ -691,7 +693,6 @@ class Reading:
         self._cursors.clear()
         self._stale.clear()
         self._lost.clear()
-        self._asleep.clear()
         self._turns.clear()
-        self._in_turns.clear()
+        self._silence.close()
         self.paths.close()

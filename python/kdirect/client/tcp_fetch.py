@@ -56,6 +56,47 @@ class Fetched(NamedTuple):
     aborted: tuple[tuple[int, int], ...] = ()
 
 
+class Asked(NamedTuple):
+    """What a request names: a partition, from where on, and how much of it.  `leader_epoch`: of the
+    leader that is meant, and `last_epoch`: of the batch before; -1 where that is not known."""
+
+    tp: TopicPartition
+    offset: int
+    max_bytes: int
+    leader_epoch: int = -1
+    last_epoch: int = -1
+
+
+def fetch_request(
+    asked: Iterable[Asked], *, wait_ms: int, min_bytes: int, max_bytes: int, committed_only: bool
+) -> Any:
+    """A Fetch outside of any session."""
+    r = protocol.FetchRequest
+    topics: dict[str, list[Any]] = {}
+    for x in asked:
+        topics.setdefault(x.tp.topic, []).append(
+            r.FetchTopic.FetchPartition(
+                partition=x.tp.partition,
+                current_leader_epoch=x.leader_epoch,
+                last_fetched_epoch=x.last_epoch,
+                fetch_offset=x.offset,
+                partition_max_bytes=x.max_bytes,
+            )
+        )
+    return r(
+        replica_id=-1,
+        max_wait_ms=wait_ms,
+        min_bytes=min_bytes,
+        max_bytes=max_bytes,
+        isolation_level=int(committed_only),
+        session_id=0,
+        session_epoch=-1,
+        forgotten_topics_data=[],
+        rack_id="",
+        topics=[r.FetchTopic(topic=name, partitions=rows) for name, rows in topics.items()],
+    )
+
+
 class Answered(NamedTuple):
     """What the answer for one partition brought.  `data` holds whole batches and `next_offset` is
     the one after them.  `needed`: bytes of the next batch, where the answer had no room for a whole
@@ -271,33 +312,15 @@ class TcpFetcher:
         )
 
     def _send(self, max_bytes: int, max_wait_ms: int) -> None:
-        r = protocol.FetchRequest
         assert self._connection is not None
         tp = self.topic_partition
-        message = r(
-            replica_id=-1,
-            max_wait_ms=max_wait_ms,
+        epoch = self._cluster.leader_epoch(tp)
+        message = fetch_request(
+            [Asked(tp, self.next_offset, max_bytes, epoch, self.last_epoch)],
+            wait_ms=max_wait_ms,
             min_bytes=self._min_bytes,
             max_bytes=max_bytes,
-            isolation_level=self._isolation_level,
-            session_id=0,
-            session_epoch=-1,
-            forgotten_topics_data=[],
-            rack_id="",
-            topics=[
-                r.FetchTopic(
-                    topic=tp.topic,
-                    partitions=[
-                        r.FetchTopic.FetchPartition(
-                            partition=tp.partition,
-                            current_leader_epoch=self._cluster.leader_epoch(tp),
-                            last_fetched_epoch=self.last_epoch,
-                            fetch_offset=self.next_offset,
-                            partition_max_bytes=max_bytes,
-                        )
-                    ],
-                )
-            ],
+            committed_only=bool(self._isolation_level),
         )
         self._ahead = (self.next_offset, max_bytes, self._connection.submit(message))
 

@@ -8,8 +8,8 @@ Invariants:
 - Bytes of a partition are whole batches, in order, without a gap; they are a window into the answer
   they came in.
 - An answer for a partition that was moved meanwhile is dropped.
-- A request waits at the broker (`fetch.wait.max.ms`) only while no wanted partition has bytes in
-  hand: a partition with bytes in hand must not wait for the others' news.
+- A request waits at the broker (`silence` says for how long) only while no wanted partition has
+  bytes in hand: a partition with bytes in hand must not wait for the others' news.
 
 The work for a record does not grow with the number of partitions.  Each partition is in one of
 these places, and a step looks at how many are in a place, never at each of them:
@@ -50,11 +50,12 @@ from typing import Any
 
 from kdirect.client.cursor import TcpCursor
 from kdirect.client.lost_broker import CONNECT_MS_BESIDES, LOST, Search, as_left, ask_leader
-from kdirect.client.tcp_fetch import answered
+from kdirect.client.silence import FetchWait
+from kdirect.client.tcp_fetch import Asked, answered, fetch_request
 from kdirect.errors import BrokerError, ClosedError, KdirectError
-from kdirect.format import protocol
 from kdirect.model import TopicPartition
 from kdirect.wire.attempt import Attempt
+from kdirect.wire.bell import Bell
 from kdirect.wire.broker_errors import broker_error
 from kdirect.wire.cluster import Cluster, Node
 from kdirect.wire.connection import Connection, Pending, wait_for_any
@@ -98,6 +99,7 @@ class _Leader:
     pending: Pending | None = None
     asked: dict[TopicPartition, int] = field(default_factory=dict)  # what is pending: offsets
     waits: bool = False  # at the broker, for the first record: the pending request
+    wait_ms: int = 0  # how long the next one waits
     until: float = 0.0
     search: Search[Connection] | None = None  # it is lost, and looked for
 
@@ -112,15 +114,19 @@ class _News(enum.Enum):
 
 
 class TcpRound:
-    """Reads the partitions given to `assign`.  `settings`: rows of the client table."""
+    """Reads the partitions given to `assign`.  `settings`: rows of the client table.  `bell` ends a
+    wait."""
 
-    def __init__(self, cluster: Cluster, settings: Mapping[str, Any]) -> None:
+    def __init__(
+        self, cluster: Cluster, settings: Mapping[str, Any], bell: Bell | None = None
+    ) -> None:
         self._cluster = cluster
         self._environment = cluster.environment
         self._committed_only = settings["isolation.level"] == "read_committed"
         self._fetch_bytes: int = settings["fetch.max.read.bytes"]
         self._max_batch_bytes: int = settings["max.batch.bytes"]
-        self._wait_ms: int = settings["fetch.wait.max.ms"]
+        self._wait = FetchWait.of(settings)
+        self._bell = bell
         self._min_bytes: int = settings["fetch.min.bytes"]
         self._partitions: dict[TopicPartition, _Partition] = {}
         self._ready: _Place = OrderedDict()
@@ -226,18 +232,45 @@ class TcpRound:
         for leader in self._leaders.values():
             if leader.pending is not None and leader.waits and leader.hungry:
                 wait_ms = max(0.0, min(wait_ms, (leader.next_look - now) * 1000))
+        if self._unsettled:
+            wait_ms = min(wait_ms, 1000 * RETRY_S)
         busy = [leader for leader in self._leaders.values() if leader.pending is not None]
+        if self._take_each(busy):
+            return True
+        if not busy and wait_ms > 0:
+            self._environment.sleep(min(wait_ms, 1000 * RETRY_S) / 1000)
+        until = now + wait_ms / 1000
+        while busy and all(leader.pending is not None for leader in busy):
+            left_ms = (until - self._environment.monotonic()) * 1000
+            if left_ms <= 0 or wait_for_any(_connections(busy), left_ms, self._bell):
+                break
+            if self._take_each(busy):
+                return True
+        return False
+
+    def _take_each(self, leaders: Iterable[_Leader]) -> bool:
         news = False
-        for leader in busy:
-            news |= self._take(leader, 0 if news or len(busy) > 1 else wait_ms)
-        if not news and wait_ms > 0:
-            if not busy:
-                self._environment.sleep(min(wait_ms, 1000 * RETRY_S) / 1000)
-            elif len(busy) > 1 and all(leader.pending is not None for leader in busy):
-                wait_for_any([x.connection for x in busy if x.connection is not None], wait_ms)
-                for leader in busy:
-                    news |= self._take(leader, 0)
+        for leader in leaders:
+            news |= self._take(leader)
         return news
+
+    @property
+    def _unsettled(self) -> bool:
+        """Is there something that no answer tells the end of?"""
+        return (
+            bool(self._new or self._later)
+            or self._news is not None
+            or any(leader.search is not None for leader in self._leaders.values())
+        )
+
+    @property
+    def waits_on(self) -> list[Connection] | None:
+        """The connections on which the next news comes; None where there is more to do than to wait
+        for it."""
+        leaders = self._leaders.values()
+        if self._unsettled or self._ready or any(x.hungry or x.quiet for x in leaders):
+            return None
+        return _connections(x for x in leaders if x.pending is not None)
 
     # -- places ------------------------------------------------------------------------------------
 
@@ -402,7 +435,7 @@ class TcpRound:
         for node, tps in found.items():
             leader = self._leaders.get(node)
             if leader is None:
-                leader = self._leaders[node] = _Leader(node)
+                leader = self._leaders[node] = _Leader(node, wait_ms=self._wait.first_ms)
             for tp in tps:
                 self._partitions[tp].leader = leader
                 self._put(tp, leader.hungry)
@@ -418,7 +451,7 @@ class TcpRound:
         """Name the partitions whose turn it is; see the module."""
         wait_ms = 0
         if not self._ready:
-            wait_ms = min(self._wait_ms, int(1000 * RETRY_S)) if self._later else self._wait_ms
+            wait_ms = min(leader.wait_ms, int(1000 * RETRY_S)) if self._later else leader.wait_ms
         elif self._held_bytes > ANSWER_PARTITIONS * self._fetch_bytes:
             return
         look = not self._ready or now >= leader.next_look
@@ -451,37 +484,20 @@ class TcpRound:
         wait_ms: int,
         now: float,
     ) -> None:
-        r = protocol.FetchRequest
-        topics: dict[str, list[Any]] = {}
-        asked = {}
-        for tp in tps:
-            partition = self._partitions[tp]
-            asked[tp] = partition.fetch_offset
-            topics.setdefault(tp.topic, []).append(
-                r.FetchTopic.FetchPartition(
-                    partition=tp.partition,
-                    current_leader_epoch=self._cluster.leader_epoch(tp),
-                    last_fetched_epoch=partition.last_epoch,
-                    fetch_offset=partition.fetch_offset,
-                    partition_max_bytes=partition.max_bytes,
-                )
-            )
-        message = r(
-            replica_id=-1,
-            max_wait_ms=wait_ms,
+        cluster, partitions = self._cluster, self._partitions
+        rows = [
+            Asked(tp, x.fetch_offset, x.max_bytes, cluster.leader_epoch(tp), x.last_epoch)
+            for tp in tps
+            for x in (partitions[tp],)
+        ]
+        message = fetch_request(
+            rows,
+            wait_ms=wait_ms,
             min_bytes=self._min_bytes,
-            max_bytes=max(self._partitions[tp].max_bytes for tp in tps)
-            * min(len(tps), ANSWER_PARTITIONS),
-            isolation_level=int(self._committed_only),
-            session_id=0,
-            session_epoch=-1,
-            forgotten_topics_data=[],
-            rack_id="",
-            topics=[
-                r.FetchTopic(topic=name, partitions=partitions)
-                for name, partitions in topics.items()
-            ],
+            max_bytes=max(x.max_bytes for x in rows) * min(len(tps), ANSWER_PARTITIONS),
+            committed_only=self._committed_only,
         )
+        asked = {x.tp: x.offset for x in rows}
         try:
             leader.pending = connection.submit(message)
         except LOST as e:
@@ -492,13 +508,12 @@ class TcpRound:
         self.asked_partitions += len(asked)
         leader.until = now + (self._cluster.timeout_ms + wait_ms) / 1000
 
-    def _take(self, leader: _Leader, wait_ms: float) -> bool:
+    def _take(self, leader: _Leader) -> bool:
         pending, asked = leader.pending, leader.asked
         assert pending is not None and leader.connection is not None
         try:
-            if not pending.wait(max(0.0, wait_ms)):
-                if self._environment.monotonic() < leader.until:
-                    return False
+            if not pending.wait(0.0) and self._environment.monotonic() < leader.until:
+                return False
             leader.pending, leader.asked = None, {}
             answer = pending.result(0)
             if answer.error_code:
@@ -538,6 +553,8 @@ class TcpRound:
             partition = self._partitions.get(tp)
             if partition is not None and partition.leader is leader and partition.place is None:
                 self._settle(tp, partition, quiet=True)
+        if news or leader.waits:
+            leader.wait_ms = self._wait.after(leader.wait_ms, found=news)
         return news
 
     def _arrived(self, tp: TopicPartition, partition: _Partition, x: Any) -> _News:
@@ -587,3 +604,7 @@ class TcpRound:
             "fetched_bytes": self.fetched_bytes,
             "fetch_partitions": self.asked_partitions,
         }
+
+
+def _connections(leaders: Iterable[_Leader]) -> list[Connection]:
+    return [x.connection for x in leaders if x.connection is not None]

@@ -38,6 +38,7 @@ from kdirect.errors import (
     TimedOutError,
 )
 from kdirect.format import protocol
+from kdirect.wire.bell import Bell
 from kdirect.wire.broker_errors import broker_error
 from kdirect.wire.dial import address_text, dial, not_a_frame, reason_of
 
@@ -676,16 +677,22 @@ class Connection:
         return not_a_frame(self.peer, start, size, self.max_response_bytes)
 
 
-def wait_for_any(connections: Sequence[Connection], timeout_ms: float) -> None:
-    """Wait until one of these has something to read, takes more of what is to be sent, or ends.
-    Only for the one thread that reads them all, when it has taken in what was there."""
+def wait_for_any(
+    connections: Sequence[Connection], timeout_ms: float, bell: Bell | None = None
+) -> bool:
+    """Wait until one of these has something to read, takes more of what is to be sent, or ends, or
+    `bell` was rung: then True.  Only for the one thread that reads them all, when it has taken in
+    what was there."""
     poller, entered = select.poll(), []
     try:
         for connection in connections:
             if not connection._enter(poller):
-                return
+                return False
             entered.append(connection)
-        poller.poll(timeout_ms)
+        if bell is not None:
+            poller.register(bell, select.POLLIN)
+        told = poller.poll(timeout_ms)
+        return bell is not None and any(fd == bell.fileno() for fd, _ in told) and bell.hush()
     finally:
         for connection in entered:
             connection._leave()
