@@ -353,8 +353,7 @@ class Consumer:
         if self._popped != self._queue.popped:
             self._popped = self._queue.popped
             self._empty_since = None
-        left_ms = 0.0
-        began = 0.0
+        left_ms = began = 0.0
         while True:
             try:
                 if take(min(left_ms, LONGEST_LOOK_MS)):
@@ -387,8 +386,11 @@ class Consumer:
             empty_s = now - self._empty_since
             spun = empty_s >= self._spin_s or not reading.reads
             if spun and now - began < LONGEST_WAIT_S:  # else it has waited already, over TCP
-                if empty_s < SILENT_S or not reading.wait(left_ms):
+                told = reading.wait(left_ms) if empty_s >= SILENT_S else None
+                if told is None:
                     self._environment.sleep(min(pause_s(empty_s), deadline - now))
+                elif told:
+                    self._empty_since = None
                 now = self._environment.monotonic()
             began = now
 

@@ -511,18 +511,14 @@ class Reading:
             return wait_ms > 0 and self._step(wait_ms) and self._go_round(take, 0.0)
         return False
 
-    def wait(self, wait_ms: float) -> bool:
-        """After a silence: wait up to `wait_ms` for what may be a record.  False: it has to be
-        looked for."""
+    def wait(self, wait_ms: float) -> bool | None:
+        """After a silence: see `Silence.wait`."""
         turns, alone, tcp = self._turns, self.alone, self.paths.tcp
         besides = tcp.waits_on if tcp is not None else []
         if self._stale or self._held_again or besides is None:
-            return False
-        if alone is not None:
-            if alone.slot_that_tells() < 0:
-                return False
-        elif turns.order:
-            return False
+            return None
+        if turns.order and (alone is None or alone.slot_that_tells() < 0):
+            return None
         state = turns.given, alone, alone.next_offset if alone is not None else 0
         return self._silence.wait(state, self._asleep, besides, wait_ms)
 

@@ -8,9 +8,9 @@ To look at slots costs a client as much as it looks often, and a record is found
 looks seldom.  A Fetch that waits costs nothing and is answered at once.  So a consumer whose
 partitions have had nothing for SILENT_S, and all sleep until their slots change, posts one at each
 of their brokers, and looks at the slots when one is answered, or LONGEST_LOOK_MS are over: the
-Fetch tells when to look, and nothing but the slots tells what is there.  Where brokers cannot be
-asked so, or one has told of records that then were not there, the consumer looks at slots for
-REST_S as it does while records come.
+Fetch tells when to look, and nothing but the slots tells what is there.  What was told ends the
+silence, even if there is no record then: slots are looked at as after a record.  Where a broker
+cannot be asked, they are looked at for REST_S before it is tried again.
 
 One thread at a time.
 """
@@ -109,27 +109,28 @@ class Silence:
         asleep: Callable[[], Mapping[DirectFetcher, Offsets]],
         besides: Sequence[Connection],
         wait_ms: float,
-    ) -> bool:
-        """Wait until there may be a record, or there is something to read from one of `besides`, or
-        for `wait_ms`.  `asleep` are the partitions, by the fetchers that look at their slots; it is
-        asked again when `state` is another one.  False: look at the slots."""
+    ) -> bool | None:
+        """Wait until there may be a record, then True, or there is something to read from one of
+        `besides`, or for `wait_ms`.  `asleep` are the partitions, by the fetchers that look at
+        their slots; it is asked again when `state` is another one.  None: no broker can be asked to
+        tell, so nobody has waited."""
         now = self._environment.monotonic()
         if now < self._not_before:
-            return False
+            return None
         try:
             if state != self._seen:
                 self._relieve(asleep())
                 self._seen = state
             if self._told(now):
-                return False
+                return True
             connections = [*besides, *(x.connection for x in self._sentries.values())]
             wait_for_any(connections, min(wait_ms, LONGEST_LOOK_MS), self._bell)
-            self._told(self._environment.monotonic())
+            return self._told(self._environment.monotonic())
         except KdirectError as e:
             log.debug("slots are looked at, for a broker cannot be asked: %s", e)
-            self._rest()
-            return False
-        return True
+            self._not_before = self._environment.monotonic() + REST_S
+            self._forget()
+            return None
 
     def _relieve(self, asleep: Mapping[DirectFetcher, Offsets]) -> None:
         """Have a sentry for each of `asleep`, and no others."""
@@ -160,7 +161,7 @@ class Silence:
             if sentry.pending is None and not told:
                 self._post(sentry, now)
         if told:
-            self._rest()
+            self._forget()
         return told
 
     def _post(self, sentry: _Sentry, now: float) -> None:
@@ -174,9 +175,8 @@ class Silence:
         sentry.pending = sentry.connection.submit(message)
         sentry.until = now + (self._cluster.timeout_ms + LONGEST_WAIT_MS) / 1000
 
-    def _rest(self) -> None:
-        """Look at slots for a while."""
-        self._not_before = self._environment.monotonic() + REST_S
+    def _forget(self) -> None:
+        """What sleeps by now is to be asked for again."""
         self._seen = None
         for fetcher, sentry in list(self._sentries.items()):
             if sentry.connection.closed:
