@@ -38,11 +38,8 @@ def load_producers(
     names in the directory."""
     offset, entries = producer_state.load_latest(directory, start_offset, end_offset, files)
     now = now_ms()
-    entries = [
-        e._replace(timestamp_ms=now)
-        for e in entries
-        if not e.batches or e.batches[-1][3] >= start_offset
-    ]
+    # Those too whose records were all deleted: what they repeat is in the log already (KAFKA-7190).
+    entries = [e._replace(timestamp_ms=now) for e in entries]
     if entries:
         entries = _with_history(entries, segments, offset)
     kernel.load_producers(entries)
