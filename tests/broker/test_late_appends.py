@@ -64,7 +64,8 @@ async def _late_append() -> None:
         appended=lambda tp: None,
         committed=committed,
     )
-    handlers = ReplicatedDataHandlers(cast(Any, services), cast(Any, None), cast(Any, replicas))
+    nothing = cast(Any, None)
+    handlers = ReplicatedDataHandlers(cast(Any, services), nothing, cast(Any, replicas), nothing)
     data = [{"index": index, "records": b"records"} for index in (0, 1)]
     request = build(
         p.ProduceRequest,

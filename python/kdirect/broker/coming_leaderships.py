@@ -28,9 +28,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
-from kdirect.broker.connection import Connection
 from kdirect.cluster.partition_state import leads
 from kdirect.errors import KdirectError, NotLeaderError, UnknownTopicError
 from kdirect.member.metadata import Metadata
@@ -38,6 +37,21 @@ from kdirect.model import TopicPartition
 
 HOLD_S = 5.0  # at most
 _NO_EPOCH = -1
+
+
+class Asker(Protocol):
+    """Whoever appends: a connection, mostly."""
+
+    @property
+    def closed(self) -> bool:
+        """Does nobody wait for the answer any more?"""
+
+
+class _Once:
+    """One that asks a single time."""
+
+    closed = False
+
 
 # Called once: with None, on the spot, when this broker leads; else with what the append fails for.
 GoOn = Callable[[KdirectError | None], None]
@@ -48,7 +62,7 @@ class _Waiting:
 
     __slots__ = ("connection", "go_on", "timer")
 
-    def __init__(self, connection: Connection, go_on: GoOn) -> None:
+    def __init__(self, connection: Asker, go_on: GoOn) -> None:
         self.connection = connection
         self.go_on = go_on
         self.timer: asyncio.TimerHandle | None = None
@@ -68,7 +82,7 @@ class _Coming:
     def __init__(self, epoch: int) -> None:
         self.epoch = epoch
         self.waiting: list[_Waiting] = []
-        self.given_up: set[Connection] = set()
+        self.given_up: set[Asker] = set()
 
 
 class ComingLeaderships:
@@ -81,9 +95,7 @@ class ComingLeaderships:
         self._coming: dict[TopicPartition, _Coming] = {}
         self._closed = False
 
-    def hold(
-        self, tp: TopicPartition, connection: Connection, timeout_s: float, go_on: GoOn
-    ) -> bool:
+    def hold(self, tp: TopicPartition, connection: Asker, timeout_s: float, go_on: GoOn) -> bool:
         """Let an append wait for so long at most; False, and `go_on` is not called, where this
         broker is not about to lead.  To be asked only while it does not lead."""
         epoch = self._epoch(tp)
@@ -101,6 +113,18 @@ class ComingLeaderships:
             min(timeout_s, HOLD_S), self._give_up, tp, coming, connection
         )
         return True
+
+    async def until_led(self, tp: TopicPartition, timeout_s: float) -> None:
+        """Wait until this broker leads, where it is about to.  To be asked only while it does
+        not."""
+        ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def end(error: KdirectError | None) -> None:
+            if not ended.done():
+                ended.set_result(None)
+
+        if self.hold(tp, _Once(), timeout_s, end):
+            await ended
 
     def led(self, tp: TopicPartition, partition: Any, epoch: int) -> None:
         """This broker leads from now on, and takes appends."""
@@ -143,7 +167,7 @@ class ComingLeaderships:
         for waiting in self._coming.pop(tp).waiting:
             waiting.end(error)
 
-    def _give_up(self, tp: TopicPartition, coming: _Coming, connection: Connection) -> None:
+    def _give_up(self, tp: TopicPartition, coming: _Coming, connection: Asker) -> None:
         coming.given_up = {c for c in coming.given_up if not c.closed} | {connection}
         over = [w for w in coming.waiting if w.connection is connection]
         coming.waiting = [w for w in coming.waiting if w.connection is not connection]

@@ -8,16 +8,18 @@ starts, as those of a broker that is alone.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Set
 from typing import Any
 
 from kdirect.broker.answers import Answer, later, respond
 from kdirect.broker.connection import Connection
 from kdirect.broker.failures import explain
 from kdirect.broker.handlers_configs import (
+    APPEND,
     BROKER_RESOURCE,
     DELETE,
     SET,
+    SUBTRACT,
     TOPIC_RESOURCE,
     ConfigHandlers,
     changed_configs,
@@ -53,6 +55,19 @@ class MemberConfigHandlers(ConfigHandlers):
         self._picture = picture
 
     # -- looking -----------------------------------------------------------------------------------
+
+    def describe(self, connection: Connection, header: p.RequestHeader, request: Any) -> Answer:
+        """DescribeConfigs.  A topic that is not known here is looked for at the controller."""
+        names = {r.resource_name for r in request.resources if r.resource_type == TOPIC_RESOURCE}
+        if all(self._picture.metadata.topic(name) is not None for name in names):
+            return super().describe(connection, header, request)
+        return later(self._describe_later(names, connection, header, request))
+
+    async def _describe_later(
+        self, names: Set[str], connection: Connection, header: p.RequestHeader, request: Any
+    ) -> Answer:
+        await self._picture.catch_up(lambda m: all(m.topic(name) is not None for name in names))
+        return super().describe(connection, header, request)
 
     def broker_rows(self) -> list[dict[str, Any]]:
         """Every property of the broker; those of the store go before those of its file."""
@@ -105,7 +120,7 @@ class MemberConfigHandlers(ConfigHandlers):
         self, r: Any, validate_only: bool, question: Callable[[Any], AlterConfig]
     ) -> dict[str, Any]:
         try:
-            refused = self._refused(r)
+            refused = await self._refused(r)
             if refused is not None:
                 return result_row(r, int(refused.code), refused.message)
             wanted = question(r)
@@ -118,9 +133,11 @@ class MemberConfigHandlers(ConfigHandlers):
             await self._picture.until(lambda m: _shows(m, wanted))
         return result_row(r, int(outcome.code), outcome.message or None)
 
-    def _refused(self, r: Any) -> Outcome | None:
+    async def _refused(self, r: Any) -> Outcome | None:
         if r.resource_type == TOPIC_RESOURCE:
-            topic = self._topics.get(r.resource_name)
+            name, lists = r.resource_name, any(_changes_list(c) for c in r.configs)
+            await self._picture.catch_up(lambda m: m.topic(name) is not None and not lists)
+            topic = self._topics.get(name)
             if topic is None or topic.deleting:
                 text = f"there is no topic {r.resource_name}"
                 return Outcome(Code.UNKNOWN_TOPIC_OR_PARTITION, text)
@@ -152,6 +169,11 @@ class MemberConfigHandlers(ConfigHandlers):
         named = _names(topic, r)
         properties = {name: configs.get(name) for name in named}
         return AlterConfig(None, ConfigOf.TOPIC, topic.name, properties)
+
+
+def _changes_list(config: Any) -> bool:
+    """Does the new value of a property depend on the one that it has?"""
+    return getattr(config, "config_operation", SET) in (APPEND, SUBTRACT)
 
 
 def _names(topic: Topic, r: Any) -> list[str]:

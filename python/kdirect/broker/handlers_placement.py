@@ -76,6 +76,13 @@ class PlacementHandlers:
         refused: dict[TopicPartition, Outcome] = {}
         rows = []
         keep = header.api_version >= 1 and not request.allow_replication_factor_change
+        if keep:
+            named = [
+                TopicPartition(t.name, x.partition_index)
+                for t in request.topics
+                for x in t.partitions
+            ]
+            await self._picture.catch_up(lambda m: all(m.partition(tp) for tp in named))
         for t in request.topics:
             for x in t.partitions:
                 tp = TopicPartition(t.name, x.partition_index)

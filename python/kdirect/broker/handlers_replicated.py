@@ -25,6 +25,7 @@ Other brokers do not fetch by these requests; they have their own (`Replicas.ans
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
@@ -42,8 +43,10 @@ from kdirect.broker.handlers_data import (
     failed_append,
 )
 from kdirect.broker.member_topics import MemberTopics
+from kdirect.broker.picture import CATCH_UP_S, Picture
 from kdirect.broker.services import Replicas, Services
 from kdirect.errors import (
+    KdirectError,
     LeaderNotAvailableError,
     NotLeaderError,
     OffsetNotAvailableError,
@@ -71,8 +74,11 @@ class ReplicatedDataHandlers(DataHandlers):
     """See the module.  A member has one, used on its event loop; reading may be on a thread.
     `coming` is to be told of leaderships and of each picture of the cluster."""
 
-    def __init__(self, services: Services, topics: MemberTopics, replicas: Replicas) -> None:
+    def __init__(
+        self, services: Services, topics: MemberTopics, replicas: Replicas, picture: Picture
+    ) -> None:
         super().__init__(services)
+        self._picture = picture
         self._member_topics = topics
         self._replicas = replicas
         self._membership: Any = services.membership
@@ -281,11 +287,36 @@ class ReplicatedDataHandlers(DataHandlers):
 
     async def _delete_everywhere(self, header: p.RequestHeader, request: Any) -> Answer:
         """Delete here, then wait until the other replicas that live have followed."""
+        timeout_s = max(request.timeout_ms, 0) / 1000
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        named = [
+            TopicPartition(t.name, x.partition_index) for t in request.topics for x in t.partitions
+        ]
+        await self._lead_soon(named, timeout_s)
         topics = await self._services.files.admin(self._deleted_here, request)
-        deadline = asyncio.get_running_loop().time() + max(request.timeout_ms, 0) / 1000
         rows = [(topic["name"], row) for topic in topics for row in topic["partitions"]]
         await asyncio.gather(*(self._followed(name, row, deadline) for name, row in rows))
         return respond(header, p.DeleteRecordsResponse, topics=topics)
+
+    async def _lead_soon(self, named: Iterable[TopicPartition], timeout_s: float) -> None:
+        """Wait for what this broker leads, by what the controller knows, and does not lead yet: the
+        client has learned it from another broker."""
+        missing = [tp for tp in named if not self._leads(tp)]
+        if not missing:
+            return
+        await self._picture.catch_up(
+            lambda m: all(m.leader_of(tp) == self._node_id for tp in missing),
+            min(timeout_s, CATCH_UP_S),
+        )
+        waiting = (self.coming.until_led(tp, timeout_s) for tp in missing if not self._leads(tp))
+        await asyncio.gather(*waiting)
+
+    def _leads(self, tp: TopicPartition) -> bool:
+        try:
+            self._replicas.leader(tp)
+        except KdirectError:
+            return False
+        return True
 
     def _deleted_here(self, request: Any) -> list[dict[str, Any]]:
         return [

@@ -197,6 +197,8 @@ class TopicHandlers:
     async def _delete(self, name: str | None, topic_id: Any, timeout_ms: int) -> dict[str, Any]:
         # An empty name that comes with an id does not count as a name.
         named = name is not None and (name != "" or topic_id is None)
+        if not named and topic_id is not None:  # which topic it is decides whether it may go
+            await self._picture.catch_up(lambda m: m.topic_by_id(topic_id) is not None)
         topic = self._topics.get(name or "") if named else self._topics.by_id(topic_id)
         if topic is not None:
             name, topic_id = topic.name, topic.topic_id

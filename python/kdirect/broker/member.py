@@ -185,7 +185,7 @@ class Member:
     def handlers(self, services: Services) -> tuple[Any, Any, TopicHandlers, PlacementHandlers]:
         """Those for configs, records, topics and placement."""
         configs = MemberConfigHandlers(services, self.picture)
-        data = ReplicatedDataHandlers(services, self.topics, self.replicas)
+        data = ReplicatedDataHandlers(services, self.topics, self.replicas, self.picture)
         self._coming = data.coming
         self.replicas.on_lead.append(data.coming.led)  # after `_lead`, which lets appends be made
         self.membership.subscribe(data.coming.changed)

@@ -67,6 +67,7 @@ from kdirect.cluster.requests import (
     RowOutcome,
     ShutDown,
     Tag,
+    TellGeneration,
 )
 from kdirect.cluster.work import Queued, Work
 from kdirect.errors import CorruptMetadataError
@@ -280,6 +281,8 @@ def _take(controller: Controller, event: Event) -> _Stepped:
         case ListReassignments(tag, partitions):
             rows = list_reassignments(controller.image, partitions)
             return controller, [Answer(tag, DONE, rows)]
+        case TellGeneration(tag):
+            return controller, [Answer(tag)]
         case ShutDown():
             return _shut_down(controller, event)
         case ElectLeaders(rows=None):

@@ -157,6 +157,13 @@ class ListReassignments(NamedTuple):
     partitions: tuple[TopicPartition, ...] | None = None
 
 
+class TellGeneration(NamedTuple):
+    """Nothing but the generation with which every answer comes: whoever has read up to it has seen
+    what this controller has done so far."""
+
+    tag: Tag
+
+
 class ShutDown(NamedTuple):
     """Controlled shutdown of `broker`.  Rows: the partitions that it still leads because no other
     broker can (those with other replicas only, as in Kafka)."""
@@ -176,6 +183,7 @@ Request: TypeAlias = (
     | ElectLeaders
     | Reassign
     | ListReassignments
+    | TellGeneration
     | ShutDown
 )
 REQUESTS = (
@@ -188,6 +196,7 @@ REQUESTS = (
     ElectLeaders,
     Reassign,
     ListReassignments,
+    TellGeneration,
     ShutDown,
 )
 
