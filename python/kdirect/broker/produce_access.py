@@ -98,6 +98,7 @@ class ProduceAccess:
         # NotEnoughReplicasError below min.insync.replicas; for producers that wait for them.
         self.may_append: Callable[[TopicPartition], None] = lambda tp: None
         self._resigning: dict[TopicPartition, asyncio.Future[None]] = {}
+        self._doomed: dict[TopicPartition, Partition] = {}  # they are about to be deleted
         # The worker's news, on the event loop.
         self.on_head = self._driver.on_head
         self.on_broker_requests = self._driver.on_broker_requests
@@ -336,6 +337,8 @@ class ProduceAccess:
         heads = []
         for tp in partitions:
             self._appends.hold(tp)
+            if tp in self._logs.partitions:
+                self._doomed[tp] = self._logs.partitions[tp]
             access = self._driver.heads.get(tp)
             if access is not None:
                 self._driver.happened(Event.DELETE, Occasion(access.partition))
@@ -349,7 +352,11 @@ class ProduceAccess:
         self, partitions: Iterable[TopicPartition], heads: Iterable[HeadAccess]
     ) -> None:
         """They are deleted, or (still in the log) could not be: producers and those who wait are
-        told."""
+        told, and those whose records wait for the disk or for replicas."""
+        for tp in partitions:
+            partition = self._doomed.pop(tp, None)
+            if partition is not None and self._logs.partitions.get(tp) is not partition:
+                self._withdraw(partition)
         for access in heads:
             if not self._driver.is_current(access):
                 continue
@@ -369,6 +376,12 @@ class ProduceAccess:
                 self._driver.forget_history(tp)
             self._appends.release(tp)
             self._waiting.serve(tp)
+
+    def _withdraw(self, partition: Partition) -> None:
+        """What waits to be acknowledged never is; its producers are told, and look the topic up."""
+        for access in self._driver.with_waiting(partition):
+            if access.requests is not None:
+                access.engine.worker.drop_gated(access.requests)
 
     def _why_gone(self, tp: TopicPartition) -> KdirectError:
         if tp in self._logs.lost:

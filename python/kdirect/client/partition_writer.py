@@ -519,6 +519,7 @@ class PartitionWriter:
         error = DeliveryError(
             f"{self._name}: not delivered: {text}", hint=hint, maybe_committed=True
         )
+        error.__cause__ = why
         return (Renew(), *self._end(State.IDLE, self.backlog, error))
 
     # -- the end -----------------------------------------------------------------------------------
