@@ -106,7 +106,7 @@ cdef class FileWriter(CreditRing):
     cdef uint64_t _granted_credits
     cdef int64_t _met_id                               # the producer id that was sent last
     cdef uint64_t _first_of_id                         # of another: its first request, or the next
-    cdef bint _meets                                   # no request of that one was acknowledged yet
+    cdef readonly bint meets                           # no request of that one was acknowledged yet
     cdef readonly uint64_t failures                    # refused requests that were not taken yet
     cdef uint64_t _first_failure
     cdef readonly int64_t last_offset_base             # of the last acknowledged request
@@ -216,7 +216,7 @@ cdef class FileWriter(CreditRing):
                 file_id, <uint64_t> word_address, <uint32_t> word_rkey, position, length)
         self._granted_credits = (
             min(self.window, <uint64_t> window) if window > 0 else self.window)
-        self.credits = 1 if self._meets else self._granted_credits
+        self.credits = 1 if self.meets else self._granted_credits
         self.desynchronised = False
         self._ask_at = INT64_MAX
         self._asks = False
@@ -325,8 +325,8 @@ cdef class FileWriter(CreditRing):
                 self.records_acknowledged += r.records
                 self.bytes_acknowledged += r.length
                 self.requests_acknowledged += 1
-                if self._meets and self.acknowledged >= self._first_of_id:
-                    self._meets = False
+                if self.meets and self.acknowledged >= self._first_of_id:
+                    self.meets = False
                     self.credits = self._granted_credits
             self.c_return_credit()
             n += 1
@@ -363,7 +363,7 @@ cdef class FileWriter(CreditRing):
         """What is sent next is the first of this producer id."""
         self._met_id = producer_id
         self._first_of_id = self.posted
-        self._meets = True
+        self.meets = True
         self.credits = 1
 
     cdef int _reserve_shared(self, uint32_t length, uint64_t* position,

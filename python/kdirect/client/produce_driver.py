@@ -198,7 +198,7 @@ class ProduceDriver:
                     continue
                 # Wait for a quarter of the window, so that a full one costs one sleep and not one a
                 # record.
-                if code != NO_ROOM_BUFFER or not writer.in_flight:
+                if code != NO_ROOM_BUFFER or writer.meets or not writer.in_flight:
                     return False
                 quarter = writer.acknowledged + (writer.in_flight >> 2)
                 if not writer.wait_acknowledged(quarter, room_ms):
