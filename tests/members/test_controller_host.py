@@ -162,8 +162,8 @@ def test_a_controller_that_cannot_begin_tries_again_after_pauses(
             for _ in range(300):  # whatever it would do at once, it does now
                 await asyncio.sleep(0)
                 host.noticed()
-            pauses.append(host._pause_s)
-        assert pauses == [0.01, 0.02, 0.03, 0.03]
+            pauses.append(host._pauses.coming_s)
+        assert pauses == [0.02, 0.03, 0.03, 0.03]  # the one that comes next
         assert store.claims == 4
 
     monkeypatch.setattr(controller, "begin", fail)

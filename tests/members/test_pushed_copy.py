@@ -345,7 +345,7 @@ def test_only_what_is_this_partitions_fault_is_tried_later_each_time() -> None:
             leader.head.has_arrived = True
             copy.end("the link is cut", failed=failed)
             await until(lambda: copy.state is State.FETCHING)
-            await until(lambda n=pauses: copy._pause_s == n * FIRST_PAUSE_S)
+            await until(lambda n=pauses: copy._pause.coming_s == n * FIRST_PAUSE_S)
         assert leader.the_link.works
 
     play(Leader(), scenario)

@@ -56,6 +56,7 @@ from kdirect.broker.followed_head import AckRing, FileGrant, FollowedHead
 from kdirect.broker.push_links import LinkToLeader
 from kdirect.errors import KdirectError
 from kdirect.format.replica_fetch import Feed, Feeding, Push
+from kdirect.member.pause import Pause
 from kdirect.member.push import PushableCopy
 
 log = logging.getLogger("kdirect.member")
@@ -166,7 +167,7 @@ class CopyByPush:
         loop = asyncio.get_running_loop()
         self._closing: asyncio.Future[None] = loop.create_future()
         self._ended: asyncio.Future[_Over] = loop.create_future()
-        self._pause_s = FIRST_PAUSE_S
+        self._pause = Pause(FIRST_PAUSE_S, LONGEST_PAUSE_S)
         self._aheads: set[asyncio.Task[None]] = set()
         self._task = loop.create_task(self._work())
 
@@ -239,15 +240,15 @@ class CopyByPush:
                 self._offered.clear()  # another one may come while segments are read
                 over = await self._once()
                 if over is None:  # the next answer says that the head is offered
-                    self._pause_s = FIRST_PAUSE_S
+                    self._pause.reset()
                     continue
                 self._why = over.why
                 self._ways.refused(self.leader, over.why)
                 if not over.failed or loop.time() - began > LASTING_S:
-                    self._pause_s = FIRST_PAUSE_S
-                await self._or_closed(asyncio.sleep(self._pause_s))
-                if over.failed:
-                    self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
+                    self._pause.reset()
+                await self._or_closed(asyncio.sleep(self._pause.next_s()))
+                if not over.failed:
+                    self._pause.reset()
                 self._offered.set()  # an offer is told once; one that holds no more is refused
         except _Closed:
             pass

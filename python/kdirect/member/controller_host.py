@@ -37,6 +37,7 @@ from kdirect.cluster.requests import Answer, Request
 from kdirect.errors import CorruptMetadataError
 from kdirect.member.loop_store import LoopStore
 from kdirect.member.metadata import LiveNode
+from kdirect.member.pause import Pause
 from kdirect.member.reports import Reports
 from kdirect.member.tree_reader import ROOTS, read_tree
 from kdirect.store.contract import Node, Unknown
@@ -82,7 +83,7 @@ class ControllerHost:
         self._tags = itertools.count(1)
         self._asked: dict[int, asyncio.Future[tuple[Answer, int]]] = {}
         self._registered: Mapping[int, LiveNode] = {}
-        self._pause_s = 0.0
+        self._pauses = Pause(FIRST_PAUSE_S, LONGEST_PAUSE_S)
         self._paused: asyncio.TimerHandle | None = None
         self._began_s = 0.0  # the last controller that worked here
         self.dead: dict[int, int] = {}  # broker -> incarnation of the process that has died
@@ -323,11 +324,12 @@ class ControllerHost:
     def _pause(self) -> None:
         """Do not run for controller for a while."""
         worked_s = self._environment.monotonic() - self._began_s if self.leads else 0.0
-        before_s = self._pause_s if worked_s < WELL_S else 0.0
-        self._pause_s = min(max(2 * before_s, FIRST_PAUSE_S), LONGEST_PAUSE_S)
+        if worked_s >= WELL_S:
+            self._pauses.reset()
         if self._paused is not None:
             self._paused.cancel()
-        self._paused = asyncio.get_running_loop().call_later(self._pause_s, self._resume)
+        pause_s = self._pauses.next_s()
+        self._paused = asyncio.get_running_loop().call_later(pause_s, self._resume)
 
     def _resume(self) -> None:
         self._paused = None

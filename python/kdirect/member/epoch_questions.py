@@ -17,6 +17,7 @@ from kdirect.errors import KdirectError
 from kdirect.format import protocol as p
 from kdirect.format.protocol import ErrorCode
 from kdirect.format.schema import build
+from kdirect.member.pause import Pause
 from kdirect.model import TopicPartition
 
 log = logging.getLogger("kdirect.member")
@@ -63,15 +64,14 @@ class EpochQuestions:
         self._tasks.clear()
 
     async def _work(self, leader: int) -> None:
-        pause_s = FIRST_PAUSE_S
+        pause = Pause(FIRST_PAUSE_S, LONGEST_PAUSE_S)
         try:
             while questions := dict(self._open.get(leader, {})):
                 some = dict(list(questions.items())[:MOST_ROWS])
                 if await self._ask(leader, some):
-                    pause_s = FIRST_PAUSE_S
+                    pause.reset()
                 else:
-                    await asyncio.sleep(pause_s)
-                    pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+                    await asyncio.sleep(pause.next_s())
         finally:
             if self._tasks.get(leader) is asyncio.current_task():
                 del self._tasks[leader]

@@ -11,21 +11,30 @@ A leader whose log has no room stays a replica: the controller is asked to have 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 from kdirect.cluster.codes import Code
 from kdirect.cluster.requests import ReplicasFailed
 from kdirect.errors import KdirectError
 from kdirect.member.metadata import Metadata
+from kdirect.member.pause import Pause
 from kdirect.model import TopicPartition
 
 log = logging.getLogger("kdirect.member")
 
 ASK_S = 10.0
-PAUSE_S = 0.2
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 10.0  # while the store does not have it
 FULL_PAUSE_S = 5.0  # until the controller is told again of one that has no room still
+
+
+class _Untold(NamedTuple):
+    """What the store lacks: replicas of this broker, as the process that it is."""
+
+    incarnation: int
+    rows: tuple[TopicPartition, ...]
 
 
 class FailedReplicas:
@@ -36,6 +45,8 @@ class FailedReplicas:
         self._broker = broker
         self._failed: set[TopicPartition] = set()
         self._telling: asyncio.Task[None] | None = None
+        self._asked: _Untold | None = None  # what the controller was told last
+        self._changed = asyncio.Event()  # there is something else to tell
         self._full: dict[TopicPartition, asyncio.Task[None]] = {}
         self._stopped = False
 
@@ -53,7 +64,10 @@ class FailedReplicas:
 
     def look(self) -> None:
         """The metadata may have changed: tell what it lacks."""
-        if self._telling is None and not self._stopped and self._untold():
+        if self._telling is not None:
+            if self._untold() != self._asked:
+                self._changed.set()
+        elif not self._stopped and self._untold().rows:
             self._telling = asyncio.get_running_loop().create_task(self._tell())
 
     async def told(self) -> None:
@@ -68,7 +82,7 @@ class FailedReplicas:
             if task is not None:
                 task.cancel()
 
-    def _untold(self) -> tuple[TopicPartition, ...]:
+    def _untold(self) -> _Untold:
         metadata: Metadata = self._membership.metadata
         own = (self._broker, metadata.incarnation)
         found = []
@@ -78,15 +92,23 @@ class FailedReplicas:
                 continue
             if own not in picture.failed:
                 found.append(tp)
-        return tuple(sorted(found))
+        return _Untold(metadata.incarnation, tuple(sorted(found)))
 
     async def _tell(self) -> None:
+        """Tell until there is nothing to tell: at once what is new, the same after a pause."""
+        pause = Pause(FIRST_PAUSE_S, LONGEST_PAUSE_S)
         try:
-            while rows := self._untold():
-                await self._ask(rows, is_full=False)
-                await asyncio.sleep(PAUSE_S)
+            while (untold := self._untold()).rows:
+                if untold != self._asked:
+                    pause.reset()
+                self._asked = untold
+                self._changed.clear()
+                await self._ask(untold.rows, is_full=False)
+                if self._untold() == untold:
+                    with contextlib.suppress(asyncio.TimeoutError):
+                        await asyncio.wait_for(self._changed.wait(), pause.next_s())
         finally:
-            self._telling = None
+            self._telling = self._asked = None
 
     async def _ask(self, rows: tuple[TopicPartition, ...], *, is_full: bool) -> None:
         incarnation = self._membership.metadata.incarnation

@@ -17,6 +17,7 @@ again after a pause of its own: the others do not wait for it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import deque
 from collections.abc import Callable
@@ -26,6 +27,7 @@ from kdirect.errors import BrokerUnavailableError, KdirectError
 from kdirect.format import protocol as p
 from kdirect.format.protocol import ErrorCode
 from kdirect.format.schema import build
+from kdirect.member.pause import Pause
 from kdirect.member.throttle import Pace
 from kdirect.model import TopicPartition
 
@@ -155,9 +157,9 @@ class _Fetch:
         self._forgotten: dict[TopicPartition, None] = {}
         self._under_way: deque[asyncio.Task[Any]] = deque()
         self._news = asyncio.Event()
-        self._pause_s = FIRST_PAUSE_S
+        self._pause = Pause(FIRST_PAUSE_S, LONGEST_PAUSE_S)
         # Partitions that are asked for again later: the pause, and its end.
-        self._pausing: dict[TopicPartition, tuple[float, asyncio.TimerHandle]] = {}
+        self._pausing: dict[TopicPartition, tuple[Pause, asyncio.TimerHandle]] = {}
         # Partitions that a throttle holds back: when they are asked for.
         self._held_back: dict[TopicPartition, asyncio.TimerHandle] = {}
         self._told_error = ""
@@ -199,7 +201,7 @@ class _Fetch:
 
     def hurry(self) -> None:
         """Pause no longer."""
-        self._pause_s = FIRST_PAUSE_S
+        self._pause.reset()
         for tp in list(self._pausing):
             self._pause_no_more(tp)
             self._untold[tp] = None
@@ -243,14 +245,12 @@ class _Fetch:
                     log.exception("copying from broker %d failed", self._leader)
                 self._failed(str(e))
                 self._give_up()
-                await self._pause()
+                await self._sleep()
 
-    async def _pause(self) -> None:
+    async def _sleep(self) -> None:
         self._news.clear()
-        try:
-            await asyncio.wait_for(self._news.wait(), self._pause_s)
-        except asyncio.TimeoutError:
-            self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._news.wait(), self._pause.next_s())
 
     async def _turn(self) -> None:
         """Ask if there is something to tell, or nothing is under way; then wait for an answer, or
@@ -273,7 +273,7 @@ class _Fetch:
         if self._session != response.session_id:
             self._session, self._answers = response.session_id, 0
         self._answers += 1
-        self._pause_s = FIRST_PAUSE_S
+        self._pause.reset()
         await self._take(response)
 
     @property
@@ -354,12 +354,11 @@ class _Fetch:
         """Ask for one partition again, after a pause that grows."""
         if self.copies.get(copy.tp) is not copy:
             return
-        pause_s, timer = self._pausing.get(copy.tp, (FIRST_PAUSE_S / 2, None))
+        pause, timer = self._pausing.get(copy.tp, (Pause(FIRST_PAUSE_S, LONGEST_PAUSE_S), None))
         if timer is not None:
             timer.cancel()
-        pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
-        timer = asyncio.get_running_loop().call_later(pause_s, self.confirm, copy)
-        self._pausing[copy.tp] = pause_s, timer
+        timer = asyncio.get_running_loop().call_later(pause.next_s(), self.confirm, copy)
+        self._pausing[copy.tp] = pause, timer
 
     def _refused(self, copy: Copy, row: Any) -> None:
         """One partition cannot be fetched now."""

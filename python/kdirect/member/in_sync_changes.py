@@ -21,6 +21,7 @@ from kdirect.cluster.codes import Code
 from kdirect.cluster.leading_replica import Learned, Propose, Refused
 from kdirect.cluster.requests import AlterInSync, InSyncAnswer, InSyncRow
 from kdirect.errors import KdirectError
+from kdirect.member.pause import Pause
 from kdirect.model import TopicPartition
 
 log = logging.getLogger("kdirect.member")
@@ -68,15 +69,14 @@ class InSyncChanges:
             self._task = None
 
     async def _work(self) -> None:
-        pause_s = FIRST_PAUSE_S
+        pause = Pause(FIRST_PAUSE_S, LONGEST_PAUSE_S)
         try:
             while self._open:
                 asked = dict(self._open)
                 if await self._ask(asked):
-                    pause_s = FIRST_PAUSE_S
+                    pause.reset()
                 elif self._open:
-                    await asyncio.sleep(pause_s)
-                    pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+                    await asyncio.sleep(pause.next_s())
         finally:
             self._task = None
             self._doubtful.clear()
