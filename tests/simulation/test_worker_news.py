@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from kdirect.broker.worker import ProduceWorker
 from kdirect.format import layout
 from kdirect.format.codec import encode_records
@@ -55,12 +57,13 @@ class Broker:
         self.recv_cq, self.send_cq = self.device.create_cq(4096), self.device.create_cq(4096)
         self.cut: list[int] = []
         self.appended: list[int] = []
+        self.ended: list[Any] = []
         self.worker = ProduceWorker(
             self.recv_cq,
             self.send_cq,
             on_cut=lambda number, why: self.cut.append(number),
             on_append=self.appended.append,
-            on_head=lambda head: None,
+            on_head=self.ended.append,
             on_broker_requests=lambda head, answers: None,
             sync=lambda head: None,
         )
@@ -180,3 +183,31 @@ def test_a_commit_of_a_producer_that_is_gone_is_told(seed: int) -> None:
     broker.worker.submit_broker_request(head, 2, data)
     broker.worker.step()
     assert broker.appended == [head, head]
+
+
+@pytest.mark.parametrize("others", [0, 1000])
+def test_news_of_one_head_cost_no_look_at_the_others(seed: int, others: int) -> None:
+    """Each piece of news made the worker walk all of its heads, with its lock and the GIL."""
+    broker = Broker(seed)
+    head = broker.open_head(shared=True)
+    for _ in range(others):
+        broker.open_head(shared=True)
+    for count in range(1, 4):
+        broker.worker.watch(head)
+        broker.worker.submit_broker_request(
+            head, count - 1, encode_records([(None, b"x", None, 1)])
+        )
+        broker.worker.step()
+        assert broker.kernel.log_end_offset == count
+        assert broker.appended == [head] * count
+        assert broker.worker.heads_reported == count
+
+
+def test_a_head_that_is_forgotten_is_reported_no_more(seed: int) -> None:
+    broker = Broker(seed)
+    heads = [broker.open_head(shared=True) for _ in range(3)]
+    for head in heads:
+        broker.worker.drain(head, 0)  # nothing was reserved: each of them has ended
+    broker.worker.forget_head(heads.pop(1))
+    broker.worker.step()
+    assert broker.ended == heads

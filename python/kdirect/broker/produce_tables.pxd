@@ -63,7 +63,7 @@ cdef struct grant_t:
     PyObject* qp
 
 cdef struct broker_answer_t:  # an answer to one of the broker's own requests
-    # Borrowed; a head stays in ProduceWorker._heads until its last answer is taken.
+    # Borrowed; a head stays in ProduceTables._heads until its last answer is taken.
     PyObject* head
     uint16_t order
     commit_result result
@@ -91,8 +91,8 @@ cdef class ProduceTables:
     cdef broker_answer_t* _broker_answers
     cdef int _broker_answer_count, _broker_answer_capacity
     cdef uint64_t _acks, _ack_writes, _outstanding
-    cdef bint _gate_news           # of some head: acknowledgements wait for the gate, or the disk
-    cdef bint _head_news           # of some head: it has ended
+    cdef head_t* _noted            # the first of the heads of which there is something to report
+    cdef readonly uint64_t heads_reported  # how often a head was taken from that list
     cdef uint16_t* _held           # file ids of grants whose acknowledgements wait
     cdef int _held_count, _held_capacity
     cdef int _followed             # heads of replicas with a slot of their leader's
@@ -104,6 +104,8 @@ cdef class ProduceTables:
     cdef peer_t* _find_peer(self, uint32_t qp_num) noexcept nogil
     cdef bint _peer_alive(self, uint32_t qp_num) noexcept nogil
     cdef void _cut_peer(self, peer_t* peer, int why) noexcept nogil
+    cdef void _note(self, head_t* h) noexcept nogil
+    cdef list _take_noted(self)
     cdef list _answers_of(self, ProduceHead head)
     cdef void _keep_answer(self, head_t* h, const commit_result* result) noexcept nogil
     cdef void _notice(self, grant_t* g, uint16_t flags) noexcept nogil

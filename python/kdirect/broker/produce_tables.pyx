@@ -302,6 +302,7 @@ cdef class ProduceTables:
         """Forget a head that has ended and whose grants are removed; the answers to its own
         requests that nobody has taken."""
         cdef int i
+        cdef head_t** at
         with nogil:
             pthread_mutex_lock(&self._lock)
         for i in range(self._open_count):
@@ -310,10 +311,36 @@ cdef class ProduceTables:
                 self._open[i] = self._open[self._open_count]
                 self._followed -= head.h.told != NULL
                 break
+        if head.h.noted:
+            at = &self._noted
+            while at[0] != &head.h:
+                at = &at[0].next_noted
+            at[0] = head.h.next_noted
+            head.h.noted = 0
         self._heads.discard(head)
         answers = self._answers_of(head)
         pthread_mutex_unlock(&self._lock)
         return answers
+
+    cdef void _note(self, head_t* h) noexcept nogil:
+        """There is something to report of this head, which its fields say; the lock is held."""
+        if not h.noted:
+            h.noted = 1
+            h.next_noted = self._noted
+            self._noted = h
+
+    cdef list _take_noted(self):
+        """The heads of which there is something to report, in the order in which it happened."""
+        cdef list heads = []
+        cdef head_t* h = self._noted
+        while h != NULL:
+            heads.append(<object> h.self)
+            h.noted = 0
+            h = h.next_noted
+        self._noted = NULL
+        self.heads_reported += len(heads)
+        heads.reverse()
+        return heads
 
     cdef list _answers_of(self, ProduceHead head):
         cdef int i, kept = 0
@@ -493,6 +520,7 @@ cdef class ProduceTables:
         self._broker_answers[self._broker_answer_count].order = h.next_order
         self._broker_answers[self._broker_answer_count].result = result[0]
         self._broker_answer_count += 1
+        self._note(h)
 
     cdef void _wait_until(self, grant_t* g, int64_t end_offset) noexcept nogil:
         """The entry that was staged last waits until the high watermark is `end_offset`."""
@@ -524,7 +552,7 @@ cdef class ProduceTables:
                 limit += 1
         if on_disk < g.end_offset and not h.disk_asked:
             h.disk_asked = h.gate_untold = 1
-            self._gate_news = True
+            self._note(h)
         if g.leader_only:
             return limit
         if (marks_count(<CommitKernel> h.kernel)
@@ -532,7 +560,7 @@ cdef class ProduceTables:
             self._hold(g)
         elif not h.gate_asked and not h.disk_asked:
             h.gate_asked = h.gate_untold = 1
-            self._gate_news = True
+            self._note(h)
         return limit
 
     cdef void _hold(self, grant_t* g) noexcept nogil:
@@ -559,7 +587,7 @@ cdef class ProduceTables:
             g.listed = 0
             g.head.held -= 1
             if g.head.held == 0 and g.head.news == NEWS_TO_TELL:
-                self._head_news = True
+                self._note(g.head)
 
     cdef void _release_held(self) noexcept nogil:
         """Some high watermark has moved: write the acknowledgements that waited for it."""

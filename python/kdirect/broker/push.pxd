@@ -111,6 +111,9 @@ cdef class Pushing:
     cdef bint watched                  # somebody waits for that
     cdef bint moved_news               # and is to be told
     cdef bint news                     # some ring's state has changed
+    cdef bint led                      # from `PushTables.lead` to `resign`
+    cdef bint noted                    # it is in the worker's list of those with news
+    cdef void* next_noted              # of that list
     cdef void* home                    # the produce worker that pushes it; it outlives this
     cdef uint32_t visitors             # other workers that are about to push it; atomic
     cdef public object owner
@@ -119,3 +122,9 @@ cdef class Pushing:
     cdef _remove(self, PushRing ring)
     cdef void c_push(self) noexcept nogil
     cdef void c_tell(self) noexcept nogil
+
+cdef void pushing_note(void** first, void* pushing) noexcept nogil
+# There is something to report of this partition or of one of its rings, which their fields say: it
+# is in the list that begins with `first`, of those that are led.
+cdef void pushing_forget(void** first, void* pushing) noexcept nogil
+# It is led no more, and in no list.

@@ -600,3 +600,20 @@ cdef class Pushing:
         cdef int i
         for i in range(self._ring_count):
             (<PushRing> self._by_number[i]).c_tell(high_watermark)
+
+
+cdef void pushing_note(void** first, void* pushing) noexcept nogil:
+    if (<Pushing> pushing).led and not (<Pushing> pushing).noted:
+        (<Pushing> pushing).noted = True
+        (<Pushing> pushing).next_noted = first[0]
+        first[0] = pushing
+
+
+cdef void pushing_forget(void** first, void* pushing) noexcept nogil:
+    cdef void** at = first
+    (<Pushing> pushing).led = False
+    while at[0] != NULL and at[0] != pushing:
+        at = &(<Pushing> at[0]).next_noted
+    if at[0] != NULL:
+        at[0] = (<Pushing> pushing).next_noted
+        (<Pushing> pushing).noted = False

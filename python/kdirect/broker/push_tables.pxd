@@ -17,7 +17,7 @@ cdef class PushTables(ProduceTables):
     cdef void* _touched_pushings         # Pushing: the first of a list
     cdef int _follow_ms                  # until the slots that leaders write are looked at next
     cdef int _cores                      # that this process may run on
-    cdef bint _push_news                 # of some ring or mark
+    cdef void* _noted_pushings           # Pushing: the first of those with news to report
     cdef uint64_t _stamped_commits, _follow_moves
     # Workers of other transports: what these commit here is pushed there, or the other way round.
     cdef list _neighbours                # which keeps them alive
@@ -49,7 +49,8 @@ cdef class PushTables(ProduceTables):
     cdef void _follow(self, head_t* h) noexcept nogil
     cdef bint _follow_all(self) noexcept nogil
     cdef int c_tend_pushing(self) noexcept nogil
-    cdef tuple _news_of_pushing(self)
+    cdef void _note_pushing(self, void* pushing) noexcept nogil
+    cdef list _news_of_pushing(self, list moved)
     cdef void _commit_run(self, head_t* h, int64_t now_ms, int64_t now_ns) noexcept nogil
     cdef int64_t _wall_ms(self) noexcept nogil
     cdef int64_t _now(self) noexcept nogil

@@ -32,7 +32,8 @@ from kdirect.broker.produce_tables cimport (
     BATCH, CUT_DESYNCHRONISED, CUT_DISCONNECTED, CUT_NOT_AN_ANSWER, GRANT_RETIRED, ProduceHead,
     ProduceTables, grant_t, peer_t, pthread_mutex_lock, pthread_mutex_unlock)
 from kdirect.broker.push cimport (
-    RING_BROKEN, RING_DESYNCHRONISED, RING_PUSHING, Pushing, PushLink, PushRing)
+    RING_BROKEN, RING_DESYNCHRONISED, RING_PUSHING, Pushing, PushLink, PushRing, pushing_forget,
+    pushing_note)
 from kdirect.format.layout cimport ACK_FLAG_REVOKED, SLOT_UPDATE_COUNT
 from kdirect.log.kernel cimport (
     COMMIT_NO_HEAD, COMMIT_NO_SPACE, COMMIT_UNKNOWN_EPOCH, COMMIT_WRONG_POSITION, CommitKernel,
@@ -132,6 +133,7 @@ cdef class PushTables(ProduceTables):
         with nogil:
             pthread_mutex_lock(&self._lock)
         pushing.home = <void*> self
+        pushing.led = True
         self._pushings[pushing.kernel] = pushing
         for i in range(self._open_count):
             if self._open[i].kernel == <PyObject*> pushing.kernel:
@@ -155,7 +157,9 @@ cdef class PushTables(ProduceTables):
             ring.end()
             pushing._remove(ring)
         with nogil:
-            self._after_answers()       # it is in no list afterwards
+            self._after_answers()       # it is in no list of what was touched afterwards
+        pushing_forget(&self._noted_pushings, <void*> pushing)
+        with nogil:
             self._unlock()
 
     def start_push(self, Pushing pushing, PushRing ring):
@@ -201,7 +205,7 @@ cdef class PushTables(ProduceTables):
             pthread_mutex_lock(&self._lock)
         ring.lack()
         if pushing.news:
-            self._push_news = True
+            self._note_pushing(<void*> pushing)
         pthread_mutex_unlock(&self._lock)
         self._tell_news()
 
@@ -264,7 +268,7 @@ cdef class PushTables(ProduceTables):
         """Have the worker report what another thread's work has brought up: a ring may want its
         next file as soon as it has got one, and nobody else wakes the worker while producers wait
         for just that."""
-        if self._push_news or self._neighbour_news:
+        if self._noted_pushings != NULL or self._neighbour_news:
             self._wake_for_news()
 
     def count_replicas(self, Pushing pushing, brokers, *, bint stands_still=False):
@@ -312,7 +316,7 @@ cdef class PushTables(ProduceTables):
         """The high watermark has moved outside of the worker's own batch; the lock is held."""
         if pushing.watched:
             pushing.moved_news = True
-            self._push_news = True
+            self._note_pushing(<void*> pushing)
         self._marks_moved = True
         with nogil:
             self._release_held()
@@ -476,7 +480,10 @@ cdef class PushTables(ProduceTables):
     cdef void _push(self, void* pushing) noexcept nogil:
         (<Pushing> pushing).c_push()
         if (<Pushing> pushing).news:
-            self._push_news = True
+            self._note_pushing(pushing)
+
+    cdef void _note_pushing(self, void* pushing) noexcept nogil:
+        pushing_note(&self._noted_pushings, pushing)
 
     cdef void _after_answers(self) noexcept nogil:
         """Credits have come back, and marks have moved: push on, then let out what waited."""
@@ -491,7 +498,7 @@ cdef class PushTables(ProduceTables):
                 moved = True
                 if (<Pushing> pushing).watched:
                     (<Pushing> pushing).moved_news = True
-                    self._push_news = True
+                    self._note_pushing(pushing)
             pushing = (<Pushing> pushing).next_touched
         if moved:
             self._marks_moved = True
@@ -508,7 +515,8 @@ cdef class PushTables(ProduceTables):
         for ring in set((<PushLink> peer.link)._receivers.values()):
             if ring.state == RING_PUSHING:
                 ring._end(RING_BROKEN, 0)
-                self._push_news = True
+                if ring.pushing != NULL:
+                    self._note_pushing(ring.pushing)
 
     # -- the follower's side -----------------------------------------------------------------------
 
@@ -613,7 +621,7 @@ cdef class PushTables(ProduceTables):
             self._follow_moves += 1
             if h.watched:
                 h.watched = 2
-                self._push_news = True
+                self._note(h)
 
     cdef bint _follow_all(self) noexcept nogil:
         """The same for all replicas; whether some of them lacks news: it has records that are not
@@ -652,15 +660,16 @@ cdef class PushTables(ProduceTables):
 
     # -- news --------------------------------------------------------------------------------------
 
-    cdef tuple _news_of_pushing(self):
-        """([(ring,)] whose state has changed, [(Pushing or ProduceHead,)] whose high watermark has
-        moved); the lock is held."""
+    cdef list _news_of_pushing(self, list moved):
+        """[(ring,)] whose state has changed; `moved` gets (Pushing,) of each whose high watermark
+        has.  The lock is held."""
         cdef Pushing pushing
         cdef PushRing ring
-        cdef ProduceHead head
-        cdef list rings = [], moved = []
-        self._push_news = False
-        for pushing in self._pushings.values():
+        cdef list rings = []
+        while self._noted_pushings != NULL:
+            pushing = <Pushing> self._noted_pushings
+            self._noted_pushings = pushing.next_noted
+            pushing.noted = False
             if pushing.moved_news:
                 pushing.moved_news = pushing.watched = False
                 moved.append((pushing,))
@@ -670,11 +679,7 @@ cdef class PushTables(ProduceTables):
                     if ring.untold_news:
                         ring.untold_news = False
                         rings.append((ring,))
-        for head in self._heads:
-            if head.h.watched == 2:
-                head.h.watched = 0
-                moved.append((head,))
-        return rings, moved
+        return rings
 
     # What the worker overrides.
 

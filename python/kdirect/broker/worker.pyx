@@ -123,7 +123,6 @@ cdef class ProduceWorker(PushTables):
     cdef CompletionQueue _recv_cq
     cdef int64_t _spin_ns
     cdef volatile bint _stopping
-    cdef bint _append_news         # of some head: somebody waited for its next commit
     cdef object on_cut
     cdef object on_append
     cdef object on_head
@@ -349,7 +348,7 @@ cdef class ProduceWorker(PushTables):
             self._earliest_ns = h.deadline_ns
         if h.news == NEWS:
             h.news = NEWS_TO_TELL
-            self._head_news = True
+            self._note(h)
             if h.state == HEAD_ABORTED:
                 self._aborts += 1
                 self._revoke_members(h)
@@ -367,7 +366,7 @@ cdef class ProduceWorker(PushTables):
             # followers that fetch now.
             if kd_flag(&h.append_watched) and kd_flag_take(&h.append_watched):
                 h.append_news = 1
-                self._append_news = True
+                self._note(h)
         elif result.error != 0 and result.error != COMMIT_DUPLICATE_SEQUENCE:
             self._errors += 1
         if r.data != NULL:
@@ -436,12 +435,11 @@ cdef class ProduceWorker(PushTables):
         """The owner has answered `sync`; the lock is held."""
         head.h.gate_asked = head.h.disk_asked = head.h.gate_untold = 0
         if head.h.news == NEWS_TO_TELL:
-            self._head_news = True
+            self._note(&head.h)
 
     cdef _report(self):
         cdef peer_t* peer
-        cdef list cut = [], appended = [], heads = [], answered = [], gated = [], rings = []
-        cdef list moved = []
+        cdef list cut = [], appended = [], heads = [], answered = [], gated = [], moved = []
         cdef ProduceHead head
         with nogil:
             pthread_mutex_lock(&self._lock)
@@ -454,28 +452,25 @@ cdef class ProduceWorker(PushTables):
                     if peer.link != NULL:
                         self._break_link(peer)
             self._cut_count = 0
-        if self._append_news:
-            self._append_news = False
-            for head in self._heads:
-                if head.h.append_news:
-                    head.h.append_news = 0
-                    appended.append((head,))
-        if self._broker_answer_count or self._head_news or self._gate_news:
-            self._head_news = self._gate_news = False
-            for head in self._heads:
-                answers = self._answers_of(head) if self._broker_answer_count else []
-                if answers:
-                    answered.append((head, answers))
-                if head.h.gate_untold:
-                    head.h.gate_untold = 0
-                    gated.append((head,))
-                # A head ends for its producers once they have their acknowledgements.
-                if head.h.news == NEWS_TO_TELL and not (
-                        head.h.gate_asked or head.h.disk_asked or head.h.held):
-                    head.h.news = NO_NEWS
-                    heads.append((head,))
-        if self._push_news:
-            rings, moved = self._news_of_pushing()
+        for head in self._take_noted():
+            if head.h.append_news:
+                head.h.append_news = 0
+                appended.append((head,))
+            answers = self._answers_of(head) if self._broker_answer_count else []
+            if answers:
+                answered.append((head, answers))
+            if head.h.gate_untold:
+                head.h.gate_untold = 0
+                gated.append((head,))
+            # A head ends for its producers once they have their acknowledgements.
+            if head.h.news == NEWS_TO_TELL and not (
+                    head.h.gate_asked or head.h.disk_asked or head.h.held):
+                head.h.news = NO_NEWS
+                heads.append((head,))
+            if head.h.watched == 2:
+                head.h.watched = 0
+                moved.append((head,))
+        rings = self._news_of_pushing(moved)
         pthread_mutex_unlock(&self._lock)
         if self._neighbour_news:
             self._neighbour_news = False
@@ -573,8 +568,7 @@ cdef class ProduceWorker(PushTables):
             self._unlock()
 
     cdef bint _has_news(self) noexcept nogil:
-        return (self._cut_count > 0 or self._append_news or self._head_news
-                or self._gate_news or self._broker_answer_count > 0 or self._push_news
+        return (self._cut_count > 0 or self._noted != NULL or self._noted_pushings != NULL
                 or self._neighbour_news)
 
     def set_time(self, int64_t now_ns):
