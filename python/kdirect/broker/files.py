@@ -9,7 +9,8 @@ runs here.
 threads               how many   for what
 ====================  =========  ==========================================================
 ``kdirect-room-N``    2 each     of log directory N: room for appends, opening and ending
-                                 heads, giving back segments
+                                 heads, giving back segments; a third one where both are busy
+                                 and a fence, a truncation or a new epoch waits
 ``kdirect-admin``     1          topics, configs, deleted records, producer ids: one after
                                  the other, in the order of requests
 ``kdirect-read``      4          cold segments for Fetch and for read access
@@ -38,6 +39,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from kdirect.broker.room_threads import RoomThreads
 from kdirect.broker.scheduler import soon
 from kdirect.errors import ClosedError, LogError
 from kdirect.log.partition import Partition
@@ -46,7 +48,6 @@ from kdirect.wire.environment import SYSTEM, Environment
 
 log = logging.getLogger("kdirect.broker")
 
-ROOM_THREADS = 2  # a log directory
 READ_THREADS = 4
 TURN_S = 0.002  # how long the event loop does one kind of work before the others have their turn
 DESCRIPTORS = 1 << 16
@@ -88,8 +89,7 @@ class FileThreads:
         # Work on a partition's files has failed.  On the thread that did it.
         self.failed: Callable[[Partition, BaseException], None] = lambda partition, error: None
         self._rooms = {
-            directory: ThreadPoolExecutor(ROOM_THREADS, thread_name_prefix=f"kdirect-room-{i}")
-            for i, directory in enumerate(log_dirs)
+            directory: RoomThreads(f"kdirect-room-{i}") for i, directory in enumerate(log_dirs)
         }
         self._admin = ThreadPoolExecutor(1, thread_name_prefix="kdirect-admin")
         self._reads = ThreadPoolExecutor(READ_THREADS, thread_name_prefix="kdirect-read")
@@ -108,10 +108,10 @@ class FileThreads:
     def for_partition(self, partition: Partition, work: Callable[[], Any], done: Done) -> None:
         """Do `work` on a thread of the partition's log directory, then call `done` on the event
         loop, never before this returns.  Works of one partition may overlap: a caller that needs an
-        order waits for `done`."""
+        order waits for `done`.  `Urgent` work does not wait for what allocates."""
         self._under_way += 1
         try:
-            self._rooms[partition.directory.parent].submit(work).add_done_callback(
+            self._rooms[partition.directory.parent].submit(work, partition).add_done_callback(
                 lambda f: self._tell(f, done, partition)
             )
         except RuntimeError:  # the pool is closed
@@ -119,6 +119,11 @@ class FileThreads:
                 f"partition {partition.topic_partition} is closed", hint="the broker is stopping"
             )
             self._on_loop(done, None, error)
+
+    def hurry(self, partition: Partition) -> None:
+        """Another broker is to lead the partition, or this one: what waits of `for_partition` does
+        not wait for the works of other partitions any more."""
+        self._rooms[partition.directory.parent].hurry(partition)
 
     async def settled(self, timeout_s: float) -> None:
         """Wait until no work of `for_partition` is under way, but no longer than that."""
@@ -209,7 +214,11 @@ class FileThreads:
 
     def close(self) -> None:
         """Drop what has not begun, wait for what has; blocks."""
-        for pool in (*self._rooms.values(), self._admin, self._reads, self._lookups, self._upkeep):
+        for room in self._rooms.values():
+            room.shutdown(wait=False)
+        for pool in (self._admin, self._reads, self._lookups, self._upkeep):
             pool.shutdown(wait=False, cancel_futures=True)
-        for pool in (*self._rooms.values(), self._admin, self._reads, self._lookups, self._upkeep):
+        for room in self._rooms.values():
+            room.shutdown(wait=True)
+        for pool in (self._admin, self._reads, self._lookups, self._upkeep):
             pool.shutdown(wait=True)

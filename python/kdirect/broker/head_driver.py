@@ -580,7 +580,7 @@ class HeadDriver:
             return
         self._appends.on_thread(
             access.partition,
-            partial(self.files.put_away, access, life.rolls, occasion.min_bytes),
+            self.files.putting_away(access, life.rolls, occasion.min_bytes),
             partial(self._closed, access),
         )
 

@@ -10,6 +10,8 @@ producers that are inside a copy, for the partition's roll lock and for the disk
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from functools import partial
 
 from kdirect.broker.head_access import HeadAccess
 from kdirect.errors import KdirectError
@@ -17,6 +19,7 @@ from kdirect.log.head import PreparedHead
 from kdirect.log.manager import LogManager
 from kdirect.log.partition import Partition
 from kdirect.log.segment import Segment
+from kdirect.log.urgent import Urgent
 from kdirect.model import TopicPartition
 
 log = logging.getLogger("kdirect.broker.rdma")
@@ -42,6 +45,12 @@ class HeadFiles:
         partition's own `ensure_head` returns, so what was noted of it before is of no use."""
         self.rolling.pop(partition.topic_partition, None)
         return partition.ensure_head(min_bytes)
+
+    def putting_away(self, access: HeadAccess, rolls: bool, min_bytes: int) -> Callable[[], bool]:
+        """`put_away`, to be done on a thread; where no fresh file is needed, a failover may wait
+        for it."""
+        work = partial(self.put_away, access, rolls, min_bytes)
+        return work if rolls else Urgent(work)
 
     def put_away(self, access: HeadAccess, rolls: bool, min_bytes: int) -> bool:
         """Nobody writes the head any more when this returns, and its tail is zeros, or its file is

@@ -121,6 +121,7 @@ class Member:
             self.membership,
             self.peers,
             on_thread=files.for_partition,
+            hurry=files.hurry,
             read=files.read,
             release=files.release,
             environment=self._environment,

@@ -56,6 +56,7 @@ from kdirect.broker.followed_head import AckRing, FileGrant, FollowedHead
 from kdirect.broker.push_links import LinkToLeader
 from kdirect.errors import KdirectError
 from kdirect.format.replica_fetch import Feed, Feeding, Push
+from kdirect.log.urgent import Urgent
 from kdirect.member.pause import Pause
 from kdirect.member.push import PushableCopy
 
@@ -355,7 +356,7 @@ class CopyByPush:
         """Not before this is done may anything else be done with the log."""
         while True:
             try:
-                return await self._ways.on_thread(self, head.end)
+                return await self._ways.on_thread(self, Urgent(head.end))
             except Exception as e:  # until they are gone, whatever it is, nothing is copied
                 log.error(
                     *("the access of broker %d to %s did not end: %s", self.leader, self.tp, e),

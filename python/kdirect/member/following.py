@@ -40,6 +40,7 @@ from kdirect.errors import KdirectError
 from kdirect.format.replica_fetch import Feed, Feeding
 from kdirect.log.partition import Partition
 from kdirect.log.trouble import is_full
+from kdirect.log.urgent import Urgent
 from kdirect.member.directory_work import awaited
 from kdirect.member.epoch_questions import EpochQuestions
 from kdirect.member.fetcher import Fetcher
@@ -227,14 +228,16 @@ class Replica:
         return None
 
     async def _on_thread(self, work: Callable[[], Any]) -> Any:
-        """What `work` returns or raises on a thread of the log's directory."""
-        return await awaited(self._around.on_thread, self.partition, work)
+        """What `work`, which a failover waits for, returns or raises on a thread of the log's
+        directory."""
+        return await awaited(self._around.on_thread, self.partition, Urgent(work))
 
     # -- fencing and leading -----------------------------------------------------------------------
 
     def _stop_access(self) -> None:
         """At once: lead no longer, take no append, fetch nothing, and begin to take keys away."""
         self.partition.refuse_appends()
+        self._around.hurry(self.partition)  # which is waited for before the log is fenced
         self._full_end = -1  # the next leader may have nothing that has to be copied
         if self._push is not None:
             push, self._push = self._push, None

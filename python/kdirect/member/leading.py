@@ -38,6 +38,7 @@ from kdirect.errors import (
     TimedOutError,
 )
 from kdirect.log.partition import Partition
+from kdirect.log.urgent import Urgent
 from kdirect.member.in_sync_changes import InSyncChanges
 from kdirect.member.push import PushedLog
 from kdirect.member.showing import RETRY_S, SHOWN, Showing
@@ -56,7 +57,7 @@ class Surroundings(NamedTuple):
     `push_begun(tp, broker)`: what it was to be told of an earlier push holds no more;
     `is_fetched(tp)`: does a follower get its records by Fetch?  `released(tp)`: the high watermark
     may have moved without a word, because the gate holds it no more.  `too_few(tp)`: fewer replicas
-    are in sync than ``min.insync.replicas`` from now on."""
+    are in sync than ``min.insync.replicas`` from now on.  `hurry` as that of `FileThreads`."""
 
     broker: int
     changes: InSyncChanges
@@ -70,6 +71,7 @@ class Surroundings(NamedTuple):
     is_fetched: Callable[[TopicPartition], bool] = lambda tp: False
     released: Callable[[TopicPartition], None] = lambda tp: None
     too_few: Callable[[TopicPartition], None] = lambda tp: None
+    hurry: Callable[[Any], None] = lambda partition: None
 
 
 class Leader:
@@ -205,7 +207,7 @@ class Leader:
         if alone:
             self._is_bound = False
             self.showing.stop()
-        work = partial(self.partition.set_replicas, brokers)
+        work = Urgent(partial(self.partition.set_replicas, brokers))
         self._around.on_thread(self.partition, work, partial(self._gated, alone))
 
     def _gated(self, alone: bool, result: Any, error: BaseException | None) -> None:
@@ -295,7 +297,7 @@ class Leader:
             if follower.end >= 0:
                 pushed.confirm(follower.broker, follower.incarnation, follower.end)
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        work = partial(self.partition.set_replicas, {})
+        work = Urgent(partial(self.partition.set_replicas, {}))
         self._around.on_thread(self.partition, work, partial(self._begun, done))
         self.watch()
         self.shown()  # what was confirmed may have moved it before

@@ -95,6 +95,7 @@ class Replicas:
         peers: Any,
         *,
         on_thread: OnThread,
+        hurry: Callable[[Partition], None] = lambda partition: None,
         read: Callable[..., Awaitable[Any]],
         release: Callable[[Any], None],
         environment: Environment,
@@ -126,10 +127,8 @@ class Replicas:
         self._left: dict[tuple[Any, int], int] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._stopped = False
-        self._shrinks = 0
-        self._expansions = 0
-        node_id = membership.metadata.node_id
-        self._broker = node_id
+        self._shrinks = self._expansions = 0
+        self._broker = node_id = membership.metadata.node_id
         self._changes = InSyncChanges(membership, node_id, self._incarnation)
         self.failed = FailedReplicas(membership, node_id)
         self.throttles = Throttles(
@@ -138,7 +137,7 @@ class Replicas:
         self._fetcher = Fetcher(peers, node_id, self._incarnation, self.throttles.followed)
         self._questions = EpochQuestions(peers, node_id)
         self._sessions = self._fetch_sessions(read, release)
-        self._around = self._surroundings(on_thread)
+        self._around = self._surroundings(on_thread)._replace(hurry=hurry)
         self._ways = Ways(
             self._fetcher,
             self._questions,
