@@ -20,6 +20,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from memory import touch
+
 Row = dict[str, Any]
 
 
@@ -402,6 +404,7 @@ def produce_pipelined(seconds: float, quick: bool) -> list[Row]:
                 producer.flush()
                 cpu = _cpu_seconds(pid)
                 while not rates or time.perf_counter() < end:
+                    touch(2 * count * (size + 128))
                     begin = time.perf_counter()
                     for _ in range(count):
                         produce(topic, value, None, partition=0)

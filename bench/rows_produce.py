@@ -145,6 +145,7 @@ def produce_exclusive(seconds: float, quick: bool) -> list[Row]:
             while (
                 len(rates) < 2 or time.perf_counter() < end
             ):  # in turn, so that a busy machine is busy for all
+                touch(2 * count * RECORD_BYTES)
                 begin = time.perf_counter()
                 for _ in range(count):
                     producer.produce("one", value, None, partition=0)
@@ -332,6 +333,7 @@ def produce_shared(seconds: float, quick: bool) -> list[Row]:
                     topic = f"{name.replace(' ', '-')}-{turn}"
                     session.admin.create_topic(topic, 1)
                     settings = {"rdma.produce": mode, "rdma.produce.atomic": atomic}
+                    touch(2 * total)
                     rate, counters = producers.round(n, topic, total, RECORD_BYTES, settings)
                     if counters["tcp_records"]:
                         raise RuntimeError(f"{name}: {counters} went over TCP")

@@ -104,10 +104,11 @@ bandwidth, Spark's Kafka connector with a tuned sink. kdirect's side is its publ
 
 Both logs lie on the same tmpfs, whose pages are small unless it was mounted otherwise. kdirect's
 broker asks the kernel for huge pages for its segments, as it does for every user; Kafka's files
-have what the mount gives. Topics are emptied between turns; before a turn of the sink twice the
-memory that it writes is touched and freed, since a virtual machine's host takes free memory back.
-Both connectors run in one Spark session with the settings of `kdirect_spark.session_builder`, which
-serve both, unless a row says otherwise.
+have what the mount gives. Topics are emptied between turns. Before a turn of the sink, of bandwidth
+and of replicas more memory than it writes is touched and freed, as much for the one as for the
+other, since a virtual machine's host takes free memory back. Both connectors run in one Spark
+session with the settings of `kdirect_spark.session_builder`, which serve both, unless a row says
+otherwise.
 
 The rows over clusters (`replicate-*`, `failover`) run one cluster at a time, with three brokers of
 each and four where four replicas are shown, and ZooKeeper beside kdirect's. Every round starts both

@@ -247,7 +247,9 @@ def _timed(
         rate = run(max(500, int(min(rate * turn_s, (512 << 20) / size))))
         counts[key] = max(500, int(min(rate * turn_s, (1 << 30) / size)))
     return turns(
-        rounds, {key: lambda key=key, run=run: run(counts[key]) for key, run in runs.items()}
+        rounds,
+        {key: lambda key=key, run=run: run(counts[key]) for key, run in runs.items()},
+        memory=max(counts.values()) * (size + 80) * 5 // 4,
     )
 
 

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from contextlib import closing
 from typing import Any
 
+from memory import touch
 from versus.clusters import Cluster
 from versus.lives import (
     FIRST,
@@ -38,6 +39,8 @@ BANDWIDTH_BARS = {FIRST: 14.0}
 THREE_OF_ONE, STOPPED_LIMIT = 0.25, 1.1
 LEAST_RECORDS = 200
 MOST_BYTES = 256 << 20  # of a turn: there are three logs of it
+AHEAD_BYTES = 64 << 20  # what a log may take in addition, before there are records for it
+BATCH_BYTES = 80  # at most, what a batch has in addition to the value of its record
 WARM_S = {"kafka": 15.0, "kdirect": 2.0}
 
 
@@ -63,7 +66,8 @@ def replicate_latency(seconds: float, quick: bool) -> Figures:
             with cluster.topic("latency", REPLICAS) as topic:
                 send, close = open_sender(cluster, path, topic, "all")
                 value = os.urandom(size)
-                _closed_loop(send, value, turn_s / 10)
+                tried = _closed_loop(send, value, turn_s / 10)
+                _make_room(REPLICAS, 10 * len(tried), size)
                 out[size] = _closed_loop(send, value, turn_s)
                 close()
         return out
@@ -120,6 +124,13 @@ def replicate_bandwidth(seconds: float, quick: bool) -> Figures:
     ]  # fmt: skip
 
 
+def _make_room(replicas: int, records: int, size: int) -> None:
+    """Just before records are sent, let there be memory for all their logs: a virtual machine's
+    host gives it back more slowly than either system writes it, and more of it the more replicas
+    there are."""
+    touch(replicas * (min(2 * MOST_BYTES, records * (size + BATCH_BYTES)) + AHEAD_BYTES))
+
+
 def _bandwidth(
     cluster: Cluster, path: Path, tools: PerfTools, size: int, replicas: int, turn_s: float
 ) -> float:
@@ -129,6 +140,7 @@ def _bandwidth(
 
     def turn(records: int) -> float:
         with cluster.topic("bandwidth", replicas) as topic:
+            _make_room(replicas, records, size)
             rate = run(cluster, topic, tools, records, size)
             if (there := high_watermark(cluster, topic)) != records:
                 raise RuntimeError(f"{there} records are there, not the {records} acknowledged")
