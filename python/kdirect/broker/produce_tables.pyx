@@ -282,21 +282,20 @@ cdef class ProduceTables:
         """What waits for the gate of a head that has ended will not be acknowledged here: the
         producers that wait, or those alone that wait `for_replicas`, are told through their rings
         that their access is revoked, and repeat it."""
-        cdef int i
         cdef grant_t* g
         with nogil:
             pthread_mutex_lock(&self._lock)
-            for i in range(FILES):
-                g = self._table[i]
-                if (g != NULL and g.head == &head.h and g.end_offset
-                        and not (for_replicas and g.leader_only)):
-                    self._hold_no_more(g)
-                    g.staged = g.posted
-                    g.dirty = 0
-                    g.end_offset = 0
-                    g.state = GRANT_RETIRED
-                    self._notice(g, ACK_FLAG_REVOKED)
-            pthread_mutex_unlock(&self._lock)
+        for file_id in self._grants:
+            g = self._table[<uint16_t> file_id]
+            if (g != NULL and g.head == &head.h and g.end_offset
+                    and not (for_replicas and g.leader_only)):
+                self._hold_no_more(g)
+                g.staged = g.posted
+                g.dirty = 0
+                g.end_offset = 0
+                g.state = GRANT_RETIRED
+                self._notice(g, ACK_FLAG_REVOKED)
+        pthread_mutex_unlock(&self._lock)
 
     def forget_head(self, ProduceHead head):
         """Forget a head that has ended and whose grants are removed; the answers to its own
