@@ -10,6 +10,7 @@ import pytest
 
 from kdirect.broker.room_threads import ROOM_THREADS, RoomThreads
 from kdirect.log.urgent import Urgent
+from tests.support import wait_until
 
 
 class Slow:
@@ -27,6 +28,7 @@ class Slow:
 @pytest.fixture
 def threads() -> Iterator[RoomThreads]:
     made = RoomThreads("test-room")
+    made.fails_over = True
     yield made
     made.shutdown(wait=True)
 
@@ -113,4 +115,41 @@ def test_the_end_drops_what_has_not_begun() -> None:
         threads.submit(lambda: "too late")
     for one in slow:
         one.go.set()
+    threads.shutdown(wait=True)
+
+
+def names(prefix: str) -> set[str]:
+    return {t.name for t in threading.enumerate() if t.name.startswith(prefix)}
+
+
+def test_a_directory_has_two_threads_while_nothing_is_urgent(
+    threads: RoomThreads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A third one was begun where the two had done their work, and were not idle yet."""
+    idle = []
+
+    class Late(threading.Semaphore):
+        """A pool's count of idle threads, which comes after the work's result."""
+
+        def release(self, n: int = 1) -> None:
+            idle.append(n)
+
+    monkeypatch.setattr(threads._pool, "_idle_semaphore", Late(0))
+    for number in range(20):
+        assert threads.submit(lambda n=number: n).result(10) == number
+        wait_until(lambda n=number: len(idle) > n or threads._running == 0, "it is done")
+    assert len(names("test-room")) <= ROOM_THREADS
+
+
+def test_a_broker_that_is_alone_has_no_third_thread() -> None:
+    threads = RoomThreads("test-alone")
+    slow = fill(threads)
+    later, urgent = threads.submit(lambda: "later"), threads.submit(Urgent(lambda: "urgent"))
+    try:
+        assert len(names("test-alone")) == ROOM_THREADS and not urgent.done()
+    finally:
+        for one in slow:
+            one.go.set()
+    assert (urgent.result(10), later.result(10)) == ("urgent", "later")
+    assert len(names("test-alone")) == ROOM_THREADS
     threads.shutdown(wait=True)

@@ -211,3 +211,16 @@ def test_a_head_that_is_forgotten_is_reported_no_more(seed: int) -> None:
     broker.worker.forget_head(heads.pop(1))
     broker.worker.step()
     assert broker.ended == heads
+
+
+def test_an_answer_that_comes_after_a_head_was_forgotten_reports_nothing(seed: int) -> None:
+    """A flush may end after its head's topic was deleted.  The worker kept the address of a head
+    that nobody kept."""
+    broker = Broker(seed)
+    for answer in (broker.worker.gate_moved, broker.worker.gate_failed):
+        head = broker.open_head(shared=True)
+        broker.worker.drain(head, 0)
+        broker.worker.forget_head(head)
+        answer(head)
+        broker.worker.step()
+    assert broker.ended == []

@@ -9,8 +9,8 @@ runs here.
 threads               how many   for what
 ====================  =========  ==========================================================
 ``kdirect-room-N``    2 each     of log directory N: room for appends, opening and ending
-                                 heads, giving back segments; a third one where both are busy
-                                 and a fence, a truncation or a new epoch waits
+                                 heads, giving back segments; in a cluster a third one where
+                                 both are busy and a fence, a truncation or a new epoch waits
 ``kdirect-admin``     1          topics, configs, deleted records, producer ids: one after
                                  the other, in the order of requests
 ``kdirect-read``      4          cold segments for Fetch and for read access
@@ -119,6 +119,11 @@ class FileThreads:
                 f"partition {partition.topic_partition} is closed", hint="the broker is stopping"
             )
             self._on_loop(done, None, error)
+
+    def expect_failovers(self) -> None:
+        """From now on a third thread of a directory does what is urgent while both are busy."""
+        for room in self._rooms.values():
+            room.fails_over = True
 
     def hurry(self, partition: Partition) -> None:
         """Another broker is to lead the partition, or this one: what waits of `for_partition` does

@@ -117,6 +117,7 @@ class Member:
     def make_replicas(self, files: FileThreads) -> Replicas:
         """What answers for the replicas; hooks are added to it before `join`."""
         self._files = files
+        files.expect_failovers()
         self.replicas = Replicas(
             self.membership,
             self.peers,

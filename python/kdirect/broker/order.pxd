@@ -58,6 +58,7 @@ cdef struct head_t:
     uint8_t watched           # somebody waits until more of a replica may be read
     uint8_t append_watched    # somebody waits for its next commit; set by any thread
     uint8_t append_news       # which was made, and nobody was told of it yet
+    uint8_t known             # to the worker: from `open_head` to `forget_head`
     uint8_t noted             # it is in the worker's list of heads with news
     head_t* next_noted        # of that list
     int16_t error             # code of the request that was refused, if it was aborted for that

@@ -232,6 +232,7 @@ cdef class ProduceTables:
         self._open_count += 1
         self._followed += head.h.told != NULL
         self._heads.add(head)
+        head.h.known = 1
         pthread_mutex_unlock(&self._lock)
         return head
 
@@ -310,6 +311,7 @@ cdef class ProduceTables:
                 self._open[i] = self._open[self._open_count]
                 self._followed -= head.h.told != NULL
                 break
+        head.h.known = 0                # an answer that its owner owes comes too late
         if head.h.noted:
             at = &self._noted
             while at[0] != &head.h:
@@ -322,8 +324,9 @@ cdef class ProduceTables:
         return answers
 
     cdef void _note(self, head_t* h) noexcept nogil:
-        """There is something to report of this head, which its fields say; the lock is held."""
-        if not h.noted:
+        """There is something to report of this head, which its fields say; the lock is held.  One
+        that was forgotten is kept by nobody."""
+        if h.known and not h.noted:
             h.noted = 1
             h.next_noted = self._noted
             self._noted = h

@@ -1,8 +1,9 @@
 """The threads of one log directory: two for whatever is to be done, one more for what is urgent.
 
 Owns: which work begins next.  What is urgent (`kdirect.log.urgent`) goes before all that waits, and
-while both threads are at other work, which a slow disk may hold for seconds, a third one does it.
-So a directory has as many threads as before until something urgent finds both of them busy.
+while both threads are at other work, which a slow disk may hold for seconds, a third one does it,
+where failovers wait for it (`fails_over`).  A broker that is alone never has the third one, and
+others not until something urgent finds both of them busy.
 """
 
 from __future__ import annotations
@@ -21,29 +22,32 @@ ROOM_THREADS = 2  # a log directory
 class _Item(NamedTuple):
     future: Future[Any]
     work: Callable[[], Any]
-    urgent: bool
     owner: object
 
 
 class RoomThreads:
-    """See the module.  Any thread; those of the pool are started as they are needed."""
+    """See the module.  Any thread; those of the pools are started as they are needed."""
 
     def __init__(self, name: str) -> None:
-        self._pool = ThreadPoolExecutor(ROOM_THREADS + 1, thread_name_prefix=name)
+        self.fails_over = False  # replicas of other brokers are here, too
+        # Of its own: a pool begins a thread where those that it has are not idle yet, though they
+        # have done their work.
+        self._third = ThreadPoolExecutor(1, thread_name_prefix=f"{name}-urgent")
+        self._pool = ThreadPoolExecutor(ROOM_THREADS, thread_name_prefix=name)
         self._lock = threading.Lock()
         self._urgent: deque[_Item] = deque()
         self._others: deque[_Item] = deque()
         self._running = 0
-        self._running_urgent = 0
+        self._third_runs = False
         self._closed = False
 
     def submit(self, work: Callable[[], Any], owner: object = None) -> Future[Any]:
         """Do `work`, of `owner`, on a thread.  RuntimeError after `shutdown`."""
-        item = _Item(Future(), work, isinstance(work, Urgent), owner)
+        item = _Item(Future(), work, owner)
         with self._lock:
             if self._closed:
                 raise RuntimeError("the threads are stopping")
-            (self._urgent if item.urgent else self._others).append(item)
+            (self._urgent if isinstance(work, Urgent) else self._others).append(item)
             self._begin()
         return item.future
 
@@ -55,41 +59,36 @@ class RoomThreads:
             mine = [item for item in self._others if item.owner is owner]
             if mine:
                 self._others = deque(item for item in self._others if item.owner is not owner)
-                self._urgent.extend(item._replace(urgent=True) for item in mine)
+                self._urgent.extend(mine)
                 self._begin()
 
     def _begin(self) -> None:
         """Begin one more work, if one may; the lock is held."""
-        begun = self._take()
-        if begun is not None:
-            self._pool.submit(self._run, begun)
+        if self._running < ROOM_THREADS:
+            self._running += 1
+            self._pool.submit(self._run)
+        elif self._urgent and self.fails_over and not self._third_runs:
+            self._third_runs = True
+            self._third.submit(self._run_urgent)
 
-    def _take(self) -> _Item | None:
-        """What begins now, and is counted; the lock is held."""
-        free = self._running < ROOM_THREADS
-        if self._urgent and (free or not self._running_urgent):
-            item = self._urgent.popleft()
-        elif self._others and free:
-            item = self._others.popleft()
-        else:
-            return None
-        self._running += 1
-        self._running_urgent += item.urgent
-        return item
-
-    def _run(self, item: _Item | None) -> None:
-        while item is not None:
-            if item.future.set_running_or_notify_cancel():
-                try:
-                    result = item.work()
-                except BaseException as e:
-                    item.future.set_exception(e)
-                else:
-                    item.future.set_result(result)
+    def _run(self) -> None:
+        while True:
             with self._lock:
-                self._running -= 1
-                self._running_urgent -= item.urgent
-                item = self._take()
+                waiting = self._urgent or self._others
+                if not waiting:
+                    self._running -= 1
+                    return
+                item = waiting.popleft()
+            _do(item)
+
+    def _run_urgent(self) -> None:
+        while True:
+            with self._lock:
+                if not self._urgent:
+                    self._third_runs = False
+                    return
+                item = self._urgent.popleft()
+            _do(item)
 
     def shutdown(self, *, wait: bool) -> None:
         """Drop what has not begun; with `wait`, return when what has is done."""
@@ -101,4 +100,15 @@ class RoomThreads:
         for item in dropped:
             item.future.cancel()
             item.future.set_running_or_notify_cancel()
-        self._pool.shutdown(wait=wait)
+        for pool in (self._pool, self._third):
+            pool.shutdown(wait=wait)
+
+
+def _do(item: _Item) -> None:
+    if item.future.set_running_or_notify_cancel():
+        try:
+            result = item.work()
+        except BaseException as e:
+            item.future.set_exception(e)
+        else:
+            item.future.set_result(result)

@@ -17,7 +17,6 @@ again after a pause of its own: the others do not wait for it.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections import deque
 from collections.abc import Callable
@@ -249,8 +248,10 @@ class _Fetch:
 
     async def _sleep(self) -> None:
         self._news.clear()
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._news.wait(), self._pause.next_s())
+        try:
+            await asyncio.wait_for(self._news.wait(), self._pause.coming_s)
+        except asyncio.TimeoutError:
+            self._pause.next_s()  # news are no reason to wait longer for the leader
 
     async def _turn(self) -> None:
         """Ask if there is something to tell, or nothing is under way; then wait for an answer, or
