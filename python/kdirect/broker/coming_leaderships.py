@@ -48,9 +48,9 @@ class Asker(Protocol):
 
 
 class _Once:
-    """One that asks a single time."""
+    """One that asks a single time, so it may be forgotten when it gives up."""
 
-    closed = False
+    closed = True  # whoever gives up is not to be remembered
 
 
 # Called once: with None, on the spot, when this broker leads; else with what the append fails for.
