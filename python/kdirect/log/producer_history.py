@@ -38,8 +38,9 @@ def load_producers(
     names in the directory."""
     offset, entries = producer_state.load_latest(directory, start_offset, end_offset, files)
     now = now_ms()
-    # Those too whose records were all deleted: what they repeat is in the log already (KAFKA-7190).
-    entries = [e._replace(timestamp_ms=now) for e in entries]
+    # Those too whose records were all deleted: what they repeat was in the log (KAFKA-7190).  They
+    # expire however often the log is opened; a time to come would keep them for ever.
+    entries = [e._replace(timestamp_ms=min(e.timestamp_ms, now)) for e in entries]
     if entries:
         entries = _with_history(entries, segments, offset)
     kernel.load_producers(entries)

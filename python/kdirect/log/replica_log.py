@@ -611,14 +611,16 @@ class ReplicaLog(Rolling):
         return doomed
 
     def _empty_files(self, doomed: tuple[Segment, ...], create: Any) -> None:
-        """Segments go from the last one on, so that a crash leaves the beginning of a log."""
+        """Segments go from the last one on, so that a crash leaves the beginning of a log; what
+        snapshots say of the producers in them goes before, because the next start believes it."""
+        for _, path in producer_state.list_snapshots(self.directory, os.listdir(self.directory)):
+            path.unlink(missing_ok=True)
+        checkpoint.sync_directory(self.directory)
         for segment in reversed(doomed):
             segment.delete()
             checkpoint.sync_directory(self.directory)
         create()
         checkpoint.sync_directory(self.directory)
-        for _, path in producer_state.list_snapshots(self.directory, os.listdir(self.directory)):
-            path.unlink(missing_ok=True)
         self.write_checkpoints()
         self.kernel.load_producers([])
 
