@@ -95,3 +95,33 @@ def test_what_is_leased_while_the_leader_resigns_is_refused(rig: Rig, early: boo
     asyncio.run(run())
     assert len(rig.leases) == 0
     assert all(s.references == 0 for s in rig.leader.segments[:-1])
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_nothing_stays_of_what_is_leased_while_a_part_of_it_ends(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, gone: bool
+) -> None:
+    """The leader resigns between two segments of one answer, for which nobody may wait any more."""
+    leading = Leading(rig)
+    hold = rig.leases._hold
+
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+
+        def held(tp: TopicPartition, sealed: Any) -> int:
+            number = hold(tp, sealed)
+            if not leading.leaders[TP].has_resigned:
+                if gone:
+                    loop.call_soon_threadsafe(asked.cancel)
+                leading.resign(TP)
+                assert len(rig.leases) == 0
+            return number
+
+        monkeypatch.setattr(rig.leases, "_hold", held)
+        asked = asyncio.ensure_future(leading.lease(TP))
+        with pytest.raises(asyncio.CancelledError if gone else NotLeaderError):
+            await asked
+
+    asyncio.run(run())  # returns when its threads have
+    assert len(rig.leases) == 0
+    assert all(s.references == 0 for s in rig.leader.segments[:-1])

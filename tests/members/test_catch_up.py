@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from confluent_kafka.admin import AdminClient, NewTopic
 
 import kdirect
 from tests.members.test_push_cluster import check_values, make_topic, wait_pushed, wait_same
@@ -159,3 +160,58 @@ def copied(directory: Path) -> int:
     """Bytes of sealed segments."""
     files = sorted(directory.glob("*.log"))[:-1] if directory.exists() else []
     return sum(file.stat().st_size for file in files)
+
+
+def deleted_but_mapped(cluster: kdirect.Cluster, node_id: int) -> int:
+    """How many segments a broker keeps mapped whose files it has deleted."""
+    maps = Path(f"/proc/{cluster.pid(node_id)}/maps").read_text()
+    here = re.escape(str(cluster.log_dirs(node_id)[0] / f"{TOPIC}-0"))
+    return len(set(re.findall(rf"{here}/\d+\.log.* \(deleted\)", maps)))
+
+
+def test_leases_end_with_the_leadership(cluster: Callable[..., kdirect.Cluster]) -> None:
+    """Also those of a follower that has stopped: it keeps no deleted segment of a broker that leads
+    no longer."""
+    ours = cluster(3)
+    with kdirect.connect(
+        {"bootstrap.servers": ours.bootstrap_servers, "transport": "tcp"}
+    ) as session:
+        old = session.admin.describe_cluster().controller  # which does not stop
+    other, new = (n for n in ours.node_ids if n != old)
+    config = {"segment.bytes": "65536"}
+    wanted = NewTopic(TOPIC, 1, replica_assignment=[[old, other]], config=config)
+    made = AdminClient({"bootstrap.servers": ours.bootstrap_servers, "log_level": 0})
+    made.create_topics([wanted])[TOPIC].result(30)
+    producing = Producing(ours)
+    wait_until(lambda: len(state(ours).in_sync_replicas) == 2, "there were two replicas")
+    producing.send(1000)
+    assert state(ours).leader == old
+    throttle(ours, "leader", 1, *ours.node_ids)
+    tp = kdirect.TopicPartition(TOPIC, 0)
+    tp, directory = kdirect.TopicPartition(TOPIC, 0), ours.log_dirs(new)[0] / f"{TOPIC}-0"
+    settings = {"bootstrap.servers": ours.address(other), "transport": "tcp"}
+    with kdirect.connect({**settings, "request.timeout.ms": 1000}) as session:
+        session.admin.reassign_partitions({tp: [other, old, new]})
+        # The files of what is read, and of the next one, which is leased by then.
+        wait_until(lambda: len(list(directory.glob("*.log*"))) > 1, "segments were leased")
+        with pytest.raises(kdirect.KdirectError, match=r"request\.timeout\.ms"):
+            session.admin.delete_records({tp: -1})  # the new replica does not delete them in time
+        wait_until(lambda: deleted_but_mapped(ours, old) > 0, "deleted segments were leased")
+        ours.pause(new)
+        try:
+            with kdirect.connect(settings) as patient:
+                patient.admin.elect_leaders([tp])
+            wait_until(lambda: deleted_but_mapped(ours, old) == 0, "the leases ended", 15)
+            # Else they have ended with the follower's link.
+            assert new in known_to(ours, old), "the follower was given up before"
+        finally:
+            ours.resume(new)
+    throttle(ours, "leader", None)
+    wait_same(ours)
+
+
+def known_to(cluster: kdirect.Cluster, node_id: int) -> set[int]:
+    """The brokers that are there, as one of them has it."""
+    settings = {"bootstrap.servers": cluster.address(node_id), "transport": "tcp"}
+    with kdirect.connect(settings) as session:
+        return {broker.node_id for broker in session.admin.describe_cluster().brokers}

@@ -14,12 +14,13 @@ All on the event loop.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 from kdirect.broker.files import FileThreads
 from kdirect.broker.push_links import LinkToFollower
+from kdirect.broker.segment_leases import SegmentLeases
 from kdirect.errors import KdirectError, NotLeaderError, RefusedError
 from kdirect.format import layout
 from kdirect.format import protocol as p
@@ -60,9 +61,9 @@ class LeasedReads:
         tp = leader.tp
         in_sync = link.broker in leader.leading.state.in_sync
         pace = self._throttles.led(tp, in_sync=in_sync)
-        answer = await link.leases.answer(tp, leader.partition, x, pace, self._files.read)
-        if leader.has_resigned:  # `resigned` did not see these
-            self._end(link, tp)
+        read = partial(self._files.read, _while_led, link.leases, leader)
+        answer = await link.leases.answer(tp, leader.partition, x, pace, read)
+        if leader.has_resigned:
             raise NotLeaderError(f"{tp} is not led any more")
         return answer
 
@@ -75,10 +76,18 @@ class LeasedReads:
         """This broker leads `tp` no longer."""
         for link in list(self._links.values()):
             if link.leases.are_held(tp):
-                self._end(link, tp)
+                self._files.background(partial(link.leases.end, tp))
 
-    def _end(self, link: LinkToFollower, tp: TopicPartition) -> None:
-        self._files.background(partial(link.leases.end, tp))
+
+def _while_led(leases: SegmentLeases, leader: Any, work: Callable[[], Any]) -> Any:
+    """What `work` returns, which leases segments; NotLeaderError, and none stays.  On a thread:
+    `resigned` may have seen a part of them, or none, and nobody may wait for the answer now."""
+    try:
+        return work()
+    finally:
+        if leader.has_resigned:
+            leases.end(leader.tp)
+            raise NotLeaderError(f"{leader.tp} is not led any more")
 
 
 __all__ = ["LeasedReads"]
