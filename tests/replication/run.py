@@ -160,7 +160,7 @@ class Run(ReadingReplicas):
         }
         self.weights |= READERS_WEIGHTS
         if is_of_readers(seed):
-            self.weights.update(append=12.0, ask=0.7, crash=0.1, delete=0.05)
+            self.weights.update(append=12.0, ask=0.7, crash=0.1, delete=1.0)
         self.steps = STEPS
         if is_of_elections(seed):
             self.steps = MANY_STEPS

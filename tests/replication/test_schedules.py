@@ -23,6 +23,12 @@ def test_schedules_hold_and_heal(first: int) -> None:
     assert not any(ended), told
 
 
+@pytest.mark.parametrize("seed", [2722])
+def test_a_seed_that_failed_once_holds(seed: int) -> None:
+    """2722: a producer whose records were all deleted was forgotten when its log was opened."""
+    assert simulation.failing(seed, 1) is None
+
+
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_is_found(mistake: str) -> None:
     first, step = (0, 1)
