@@ -125,3 +125,29 @@ def test_nothing_stays_of_what_is_leased_while_a_part_of_it_ends(
     asyncio.run(run())  # returns when its threads have
     assert len(rig.leases) == 0
     assert all(s.references == 0 for s in rig.leader.segments[:-1])
+
+
+def test_no_queue_stays_where_no_queue_pair_can_be_made(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A follower tries again and again."""
+    rig.leases._end_queue_pair()
+    queues: list[Any] = []
+
+    def create_cq(depth: int) -> Any:
+        queue = SimpleNamespace(is_open=True)
+        queue.close = lambda: setattr(queue, "is_open", False)
+        queues.append(queue)
+        return queue
+
+    def create_qp(*_: Any, **__: Any) -> Any:
+        raise OSError("no room")
+
+    monkeypatch.setattr(rig.leases, "_device", SimpleNamespace(create_cq=create_cq))
+    monkeypatch.setattr(rig.leases, "_domain", SimpleNamespace(create_qp=create_qp))
+    for _ in range(3):
+        with pytest.raises(OSError, match="no room"):
+            rig.leases.open(b"")
+    assert sum(queue.is_open for queue in queues) <= 1
+    rig.leases.close()
+    assert not any(queue.is_open for queue in queues)

@@ -90,10 +90,11 @@ class SegmentLeases:
             raise RefusedError(layout.ERROR_UNKNOWN_CONNECTION, "the link is closed")
 
     def _end_queue_pair(self) -> None:
-        if self._qp is not None:
-            self._qp.close()
-            self._cq.close()
-            self._qp = self._cq = None
+        qp, cq, self._qp, self._cq = self._qp, self._cq, None, None
+        if qp is not None:
+            qp.close()
+        if cq is not None:  # also one for which no queue pair could be made
+            cq.close()
 
     # -- leases ------------------------------------------------------------------------------------
 
