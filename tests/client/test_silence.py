@@ -205,6 +205,59 @@ def test_where_no_broker_can_be_asked_slots_are_looked_at(broker, monkeypatch):
         assert c.poll(LONG_S / 2).value() == b"second"
 
 
+def test_no_poll_waits_for_a_broker_that_hangs_when_it_is_asked(broker, monkeypatch):
+    """The records of others, and of itself over RDMA, are not held up by the connection to it."""
+    monkeypatch.setattr(consumer, "SILENT_S", 0.05)
+    tps = topic(broker, 3)
+    with kdirect.Consumer({"bootstrap.servers": broker.bootstrap_servers, "transport": "shm"}) as c:
+        read_all(c, tps)
+        hangs, goes_on = threading.Event(), threading.Event()
+        lease = c._session.cluster.lease
+
+        def hang(*args, **kwargs):
+            hangs.set()
+            assert goes_on.wait(LONG_S)
+            return lease(*args, **kwargs)
+
+        monkeypatch.setattr(c._session.cluster, "lease", hang)
+        deadline = threading.Timer(LONG_S / 4, goes_on.set)
+        deadline.start()
+        while not hangs.is_set():
+            assert c.poll(0.1) is None
+        with connect(broker.bootstrap_servers) as session, session.producer() as producer:
+            producer.produce_sync("t", b"second", partition=2)
+        assert c.poll(LONG_S / 2).value() == b"second"
+        assert not goes_on.is_set(), "a poll has waited for the connection"
+        deadline.cancel()
+        waits = broker.statistics()["broker_fetch_waits"]
+        goes_on.set()
+        until = time.monotonic() + 20
+        while broker.statistics()["broker_fetch_waits"] == waits:
+            assert time.monotonic() < until, "no Fetch waits at the broker"
+            assert c.poll(0.1) is None
+
+
+def test_a_silence_after_another_waits_on_the_same_connections(broker, monkeypatch):
+    monkeypatch.setattr(consumer, "SILENT_S", 0.05)
+    tps = topic(broker, 3)
+    with (
+        connect(broker.bootstrap_servers) as session,
+        session.producer() as producer,
+        silent(broker, tps, "shm") as (c, ended),
+    ):
+        producer.produce_sync("t", b"0", partition=0)
+        assert ended().value() == b"0"
+        descriptors = []
+        for i in range(1, 20):
+            waits = broker.statistics()["broker_fetch_waits"]
+            while broker.statistics()["broker_fetch_waits"] == waits:
+                assert c.poll(0.02) is None
+            producer.produce_sync("t", b"%d" % i, partition=i % 3)
+            assert c.poll(LONG_S / 2).value() == b"%d" % i
+            descriptors.append(len(os.listdir("/proc/self/fd")))
+        assert descriptors[-1] <= descriptors[5] + 2, descriptors  # every partition was written
+
+
 # -- how long a Fetch waits ------------------------------------------------------------------------
 
 

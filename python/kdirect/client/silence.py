@@ -10,13 +10,15 @@ partitions have had nothing for SILENT_S, and all sleep until their slots change
 of their brokers, and looks at the slots when one is answered, or LONGEST_LOOK_MS are over: the
 Fetch tells when to look, and nothing but the slots tells what is there.  What was told ends the
 silence, even if there is no record then: slots are looked at as after a record.  Where a broker
-cannot be asked, they are looked at for REST_S before it is tried again.
+cannot be asked, they are looked at for REST_S before it is tried again, and so they are while it is
+connected to, which is done where nobody waits: no poll takes longer because a broker hangs.
 
 One thread at a time.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -29,6 +31,7 @@ from kdirect.client.reader import FIRST_WAIT_S, LONGEST_WAIT_S
 from kdirect.client.tcp_fetch import Asked, fetch_request
 from kdirect.errors import KdirectError
 from kdirect.model import TopicPartition
+from kdirect.wire.attempt import Attempt
 from kdirect.wire.bell import Bell
 from kdirect.wire.cluster import Cluster
 from kdirect.wire.connection import Connection, Pending, wait_for_any
@@ -99,6 +102,8 @@ class Silence:
         self._committed_only = settings["isolation.level"] == "read_committed"
         self._bell = bell
         self._sentries: dict[DirectFetcher, _Sentry] = {}
+        self._leases: dict[DirectFetcher, Attempt[Connection]] = {}  # of sentries to come
+        self._closed = False
         self._seen: object = None  # the state of what sleeps for which they were posted
         self._not_before = 0.0
         self._pid = os.getpid()
@@ -112,14 +117,15 @@ class Silence:
     ) -> bool | None:
         """Wait until there may be a record, then True, or there is something to read from one of
         `besides`, or for `wait_ms`.  `asleep` are the partitions, by the fetchers that look at
-        their slots; it is asked again when `state` is another one.  None: no broker can be asked to
-        tell, so nobody has waited."""
+        their slots; it is asked again when `state` is another one.  None: a broker cannot be asked
+        to tell, or not yet, so nobody has waited."""
         now = self._environment.monotonic()
         if now < self._not_before:
             return None
         try:
             if state != self._seen:
-                self._relieve(asleep())
+                if not self._relieve(asleep()):
+                    return None
                 self._seen = state
             if self._told(now):
                 return True
@@ -132,20 +138,44 @@ class Silence:
             self._forget()
             return None
 
-    def _relieve(self, asleep: Mapping[DirectFetcher, Offsets]) -> None:
-        """Have a sentry for each of `asleep`, and no others."""
+    def _relieve(self, asleep: Mapping[DirectFetcher, Offsets]) -> bool:
+        """Have a sentry for each of `asleep`, and no others.  False: not before their brokers are
+        connected to."""
         for fetcher in [x for x in self._sentries if x not in asleep]:
             self._end(self._sentries.pop(fetcher))
+        for fetcher in [x for x in self._leases if x not in asleep and self._leases[x].done]:
+            self._drop(self._leases.pop(fetcher))
         for fetcher, offsets in asleep.items():
             sentry = self._sentries.get(fetcher)
-            if sentry is not None and sentry.asked != offsets:
-                self._end(self._sentries.pop(fetcher))
-                sentry = None
             if sentry is None:
-                connection = self._cluster.lease(
-                    next(iter(offsets)), timeout_ms=CONNECT_MS_BESIDES, closest=True
-                )
-                self._sentries[fetcher] = _Sentry(connection, offsets)
+                if fetcher not in self._leases:
+                    self._leases[fetcher] = self._lease(next(iter(offsets)))
+                elif self._leases[fetcher].done:
+                    connection = self._leases.pop(fetcher).result()
+                    self._sentries[fetcher] = _Sentry(connection, offsets)
+            elif sentry.asked != offsets:
+                if sentry.pending is None and sentry.connection.alive():
+                    sentry.asked = offsets
+                else:  # what is under way would tell of what was read
+                    self._end(self._sentries.pop(fetcher))
+                    self._leases[fetcher] = self._lease(next(iter(offsets)))
+        return self._sentries.keys() == asleep.keys()
+
+    def _lease(self, tp: TopicPartition) -> Attempt[Connection]:
+        """Connect to the broker that `tp` is read at."""
+
+        def lease() -> Connection:
+            connection = self._cluster.lease(tp, timeout_ms=CONNECT_MS_BESIDES, closest=True)
+            if self._closed:
+                connection.close()
+            return connection
+
+        return self._environment.spawn(lease)
+
+    def _drop(self, lease: Attempt[Connection]) -> None:
+        """Nobody needs what this `done` one was for."""
+        with contextlib.suppress(KdirectError):
+            self._cluster.give_back(lease.result())
 
     def _told(self, now: float) -> bool:
         """Take in answers, and ask again where there was nothing; True: there may be a record."""
@@ -190,9 +220,14 @@ class Silence:
 
     def close(self) -> None:
         sentries, self._sentries = self._sentries, {}
+        leases, self._leases = self._leases, {}
+        self._closed = True
         if self._pid == os.getpid():
             for sentry in sentries.values():
                 self._end(sentry)
+            for lease in leases.values():
+                if lease.done:
+                    self._drop(lease)
 
 
 def _has_news(answer: Any) -> bool:
