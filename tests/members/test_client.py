@@ -297,8 +297,9 @@ def test_a_reader_goes_on_when_its_broker_ends_while_it_grants_access(
         return granted(channel, *args, **kwargs)
 
     settings = {"bootstrap.servers": trio.cluster.bootstrap_servers, **FAST}
-    # A paused broker leads until its session with ZooKeeper is over.
-    with closing(kdirect.connect({**settings, "request.timeout.ms": 7000})) as session:
+    # A paused broker leads until its session with ZooKeeper is over, for longer than a few tries.
+    tries = {"request.timeout.ms": 1000, "connect.timeout.ms": 300}
+    with closing(kdirect.connect({**settings, **tries})) as session:
         assert session.latest_offsets([TP]) == {TP: 100}
         monkeypatch.setattr(Channel, "consume_access", ends_first)
         with closing(session.reader(TP, 0, 100, timeout_ms=30_000)) as reader:

@@ -346,13 +346,14 @@ class Reader:
         """Is the partition entered again after this error, the `failures`-th without a record in
         between, `lost_s` seconds after the first?  A broker of several has that long until another
         one leads; one alone has the time that a connection may take."""
-        if self._session.closed or failures > TRIES or isinstance(why, BrokerError):
+        if self._session.closed or isinstance(why, BrokerError):
             return False
         if place is None:
             several = self._session.cluster.has_several_brokers
             patience_ms = self._timeout_ms if several else self._settings["connect.timeout.ms"]
             return isinstance(why, LOST) and lost_s * 1000 < patience_ms
-        return self._reads()  # over TCP this has been tried for request.timeout.ms (`tcp_fetch`)
+        # Over TCP this has been tried for request.timeout.ms (`tcp_fetch`).
+        return failures <= TRIES and self._reads()
 
     def _reads(self) -> bool:
         """Do READs bring the bytes?"""
