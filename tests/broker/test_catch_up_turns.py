@@ -16,13 +16,15 @@ LEADER = 1
 
 
 async def nothing(*arguments: Any, **more: Any) -> Any:
-    return SimpleNamespace(lease=-1)
+    return SimpleNamespace(segments=[])
 
 
 def one_more(shared: CatchUps) -> CatchUp:
     tp = TopicPartition("t", 0)
     copy: Any = SimpleNamespace(tp=tp, epoch=1, partition=SimpleNamespace(log_end_offset=0))
-    link: Any = SimpleNamespace(leader=LEADER)
+    reader = asyncio.get_running_loop().create_future()
+    reader.set_result(SimpleNamespace(is_broken=False))
+    link: Any = SimpleNamespace(leader=LEADER, reader=reader)
     return CatchUp(shared, link, copy, stop_copying=nothing, progressed=lambda: None)
 
 
