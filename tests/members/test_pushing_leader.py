@@ -166,6 +166,24 @@ def test_followers_that_fetch_have_marks_too() -> None:
     play(scenario, in_sync=(1, 2, 3))
 
 
+def test_the_end_of_a_ring_brings_no_follower_back_whose_connection_is_lost() -> None:
+    """Both end with its process, in any order."""
+
+    async def scenario(leader: Leader, log: Log, pushed: Pushed, changes: Changes) -> None:
+        for follower in (2, 3):
+            leader.confirmed(machine.Confirmed(follower, 10 + follower, 3, 5, True))
+            leader.pushes(follower)
+        leader.measure()
+        leader.feed(machine.LinkLost(3))
+        assert changes.proposed == [(1, 2)]
+        leader.pushes_no_more(3, tell=True)
+        leader.feed(machine.Learned(PartitionState(1, 3, (1, 2), 8, (), 11)))
+        assert changes.proposed == [(1, 2)], "it is not proposed again"
+        assert pushed.counted == ([2], False), "nothing waits for it"
+
+    play(scenario, in_sync=(1, 2, 3))
+
+
 def test_one_without_room_is_pushed_to_until_it_is_in_sync_again() -> None:
     async def scenario(leader: Leader, log: Log, pushed: Pushed, changes: Changes) -> None:
         log.log_end_offset = 9

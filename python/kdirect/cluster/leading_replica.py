@@ -316,6 +316,11 @@ def may_join(leading: Leading, follower: Follower) -> bool:
     )
 
 
+def is_lost(follower: Follower) -> bool:
+    """Was it heard, over a link that broke since?"""
+    return follower.incarnation != NO_INCARNATION and not follower.linked
+
+
 def _is_joining(leading: Leading, follower: Follower) -> bool:
     """Is this follower about to be in sync, if the high watermark waits for it?"""
     return (
@@ -420,8 +425,8 @@ def _stays(leading: Leading, follower: Follower) -> bool:
         broker == follower.broker and (not heard or incarnation == follower.incarnation)
         for broker, incarnation in leading.registered
     )
-    lost = heard and not follower.linked
-    return lives and not lost and leading.clock.ms - follower.level_ms <= leading.lag_ms
+    recent = leading.clock.ms - follower.level_ms <= leading.lag_ms
+    return lives and not is_lost(follower) and recent
 
 
 def _ticked(leading: Leading, now_ms: int) -> Leading:

@@ -357,6 +357,9 @@ class Leader:
             return
         found = self.pushed.confirmations()
         self._look_at_end()  # after the ends were read: none of them is above it
+        # What a ring has confirmed is no sign of life: a link that was lost comes back by Fetch.
+        lost = {f.broker for f in self.leading.followers if machine.is_lost(f)}
+        found = [x for x in found if x.broker not in lost]
         in_sync, before = self.leading.state.in_sync, self._measured_end
         full_at = {f.broker: f.end for f in self.leading.followers if f.is_full}
         self._measured_end = self.leading.end
