@@ -285,11 +285,11 @@ class FetchSessions:
             await waiter
         finally:
             timer.cancel()
-            if session.waiter is waiter:
+            if session.waiter is waiter:  # else a newer request waits, which the teller is to wake
                 session.waiter = None
-            if session.teller is not None:
-                session.teller.cancel()
-                session.teller = None
+                if session.teller is not None:
+                    session.teller.cancel()
+                    session.teller = None
 
     def _session(self, connection: Hashable, request: Any) -> _Session | None:
         """The session of the request; a new one where it asks for that.  None: there is no such."""
