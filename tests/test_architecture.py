@@ -133,7 +133,9 @@ def test_threads_are_those_that_are_started() -> None:
         m[1].rstrip("-")
         for text in TEXTS.values()
         for m in re.finditer(
-            r"(?:\bname=|thread_name_prefix=|RoomThreads\()f?\"(kdirect-[a-z-]+)(?:\{[\w.]+\})?\"", text
+            r"(?:\bname=|thread_name_prefix=|RoomThreads\()"
+            r"f?\"(kdirect-[a-z-]+)(?:\{[\w.]+\})?\"",
+            text,
         )
     } - {"kdirect"}
     devices = {"kdirect-shm", "kdirect-verbs"}  # of `link_service.py`: f"kdirect-{transport}"
