@@ -169,7 +169,8 @@ class Unlike(kdirect.Cluster):
 
     OWN: Mapping[int, Mapping[str, Any]] = {
         1: {"log.segment.bytes": 1 << 16, "log.roll.ms": 3_600_000},
-        2: {"log.segment.bytes": 1 << 18, "log.roll.ms": 400},
+        # Less than a broker takes to start, so that it rolls between the records of a round.
+        2: {"log.segment.bytes": 1 << 18, "log.roll.ms": 150},
         3: {"log.segment.bytes": 1 << 17, "log.index.size.max.bytes": 4096},
     }
 
