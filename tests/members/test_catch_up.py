@@ -15,8 +15,8 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
 import kdirect
-from tests.members.test_push_cluster import check_values, make_topic, wait_pushed, wait_same
-from tests.members.test_segments import TOPIC, Producing, sealed, state
+from tests.members.test_push_cluster import check_values, make_topic, wait_pushed
+from tests.members.test_segments import TOPIC, Producing, sealed, state, wait_same
 from tests.support import wait_until
 
 

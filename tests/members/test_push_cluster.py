@@ -21,7 +21,7 @@ from kdirect.broker.worker import CutReason
 from kdirect.cluster.following_replica import Follow
 from kdirect.cluster.partition_state import NO_LEADER
 from kdirect.errors import BrokerUnavailableError
-from tests.members.test_segments import SEGMENT_BYTES, TOPIC, Producing, sealed, state
+from tests.members.test_segments import SEGMENT_BYTES, TOPIC, Producing, sealed, state, wait_same
 from tests.support import wait_until
 
 TP = kdirect.TopicPartition(TOPIC, 0)
@@ -53,19 +53,6 @@ def wait_pushed(cluster: kdirect.Cluster, followers: int = 2) -> int:
 
     wait_until(pushes, lambda: f"{state(cluster)}", 30)
     return int(state(cluster).leader)
-
-
-def wait_same(cluster: kdirect.Cluster) -> None:
-    """Wait until all are in sync, and sealed segments are the same everywhere."""
-
-    def differing() -> list[Any]:
-        found = [sealed(cluster, n) for n in cluster.node_ids]
-        names = sorted({name for files in found for name in files})
-        rows = [(name, *(files.get(name) for files in found)) for name in names]
-        return [row for row in rows if len(set(row[1:])) > 1]
-
-    wait_until(lambda: len(state(cluster).in_sync_replicas) == 3, "all were in sync", 60)
-    wait_until(lambda: not differing(), lambda: f"they differ: {differing()}", 30)
 
 
 def check_values(cluster: kdirect.Cluster, producing: Producing) -> None:

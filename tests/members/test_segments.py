@@ -91,7 +91,9 @@ def state(cluster: kdirect.Cluster) -> Any:
         return wait_until(described, "the topic was known")
 
 
-def wait_for_all(cluster: kdirect.Cluster) -> None:
+def wait_same(cluster: kdirect.Cluster) -> None:
+    """Wait until all are in sync, and sealed segments are the same everywhere."""
+
     def differing() -> list[Any]:
         found = [sealed(cluster, n) for n in cluster.node_ids]
         names = sorted({name for files in found for name in files})
@@ -100,6 +102,10 @@ def wait_for_all(cluster: kdirect.Cluster) -> None:
 
     wait_until(lambda: len(state(cluster).in_sync_replicas) == 3, "all were in sync", 60)
     wait_until(lambda: not differing(), lambda: f"they differ: {differing()}", 30)
+
+
+def wait_for_all(cluster: kdirect.Cluster) -> None:
+    wait_same(cluster)
     assert len(sealed(cluster, 1)) > 3
 
 
