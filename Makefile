@@ -91,6 +91,18 @@ cluster-schedules: install ## Run seeded schedules of replicas, of the rules and
 	PYTHONPATH=$(CURDIR) $(BIN)/python -m tests.replication.run --cores \
 		--first $(or $(SEED),0) --schedules $(or $(COUNT),100000)
 
+.PHONY: slash-schedules
+slash-schedules: install ## Run seeded schedules of a job of the state engine;
+## COUNT=20000, SEED=the first one
+	PYTHONPATH=$(CURDIR) $(BIN)/python -m tests.state.simulate \
+		--first $(or $(SEED),0) --schedules $(or $(COUNT),20000)
+
+.PHONY: slash-jobs
+slash-jobs: install ## Run jobs of a family of plans and inputs over a broker;
+## COUNT=200, SEED=0
+	PYTHONPATH=$(CURDIR) $(BIN)/python -m tests.state.whole_jobs \
+		--first $(or $(SEED),0) --examples $(or $(COUNT),200)
+
 .PHONY: check
 check: install ## Lint, formatting, types, import rules, tidiness; changes nothing
 	$(BIN)/ruff check .
@@ -105,8 +117,8 @@ fix: install layout docs ## Repair what check complains of, as far as tools can
 	$(BIN)/ruff format .
 
 .PHONY: layout
-layout: install ## Write layout.pxd from layout.py
-	cd python && PYTHONPATH=. $(BIN)/python -m kdirect.format.layout
+layout: ## Write the layout.pxd of each room from its layout.py
+	$(BIN)/python python/kdirect/layout_pxd.py
 
 .PHONY: docs
 docs: install ## Write docs/options.md, docs/metrics.md and docs/errors.md
@@ -131,6 +143,11 @@ bench-vs-kafka: install ## Measure beside Apache Kafka and Spark's Kafka connect
 ## (jars from Maven Central); ROWS, JSON, QUICK as bench, COUNT for failover; writes a report too
 	$(BIN)/python bench/vs_kafka.py --rows "$(ROWS)" --json "$(JSON)" $(if $(QUICK),--quick) \
 		$(if $(COUNT),--count "$(COUNT)")
+
+.PHONY: slash-model
+slash-model: install ## Print the paper's figure 9 from the costs of one core of this machine:
+## a model, no measurement; COSTS=a file of its --write
+	@$(BIN)/python bench/slash_model.py $(if $(COSTS),--costs "$(COSTS)")
 
 .PHONY: bench-cluster
 bench-cluster: install ## Measure three brokers with PARTITIONS=1000 of factor 3:

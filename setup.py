@@ -60,7 +60,9 @@ def extensions() -> list[Extension]:
             Extension(
                 name,
                 [str(relative)],
-                include_dirs=[str(SOURCE / "kdirect" / room) for room in ("", "format", "rdma")],
+                include_dirs=[
+                    str(SOURCE / "kdirect" / room) for room in ("", "format", "rdma", "state")
+                ],
                 depends=[*headers, "setup.py"],
                 extra_compile_args=[
                     "-O3",

@@ -72,7 +72,31 @@ ROWS = (
         "Arrow to record batches, against a memcpy of the same bytes and the bare compressors",
     ),
     Row(
+        "state-update",
+        "rows_state",
+        1,
+        "count and sum by key and window, beside one-thread group-bys of DuckDB and pyarrow",
+    ),
+    Row(
+        "state-merge",
+        "rows_state",
+        1,
+        "a leader merges the delta of a helper: entries, and tuples",
+    ),
+    Row(
         "shm-read", "rows_rdma", 1, "one-sided READs by size over the shm provider, against memcpy"
+    ),
+    Row(
+        "channel-bandwidth",
+        "rows_channel",
+        2,
+        "buffers of 64 KiB through a channel over shm between two processes, against memcpy",
+    ),
+    Row(
+        "channel-latency",
+        "rows_channel",
+        2,
+        "round trips of 64 bytes through two channels over shm, against bare shared memory",
     ),
     Row(
         "slot-poll",
@@ -174,6 +198,45 @@ ROWS = (
         6,
         "CPU time of three idle brokers and their clients, ZooKeeper's told apart",
         15,
+    ),
+    Row(
+        "workload-generate",
+        "rows_workloads",
+        1,
+        "records of each workload's streams, against memcpy of as many bytes",
+    ),
+    Row(
+        "slash-decode",
+        "rows_workloads",
+        1,
+        "YSB's topic read and decoded to the columns of its query, against reading it alone",
+        overhead_s=10.0,
+    ),
+    Row(
+        "slash-engine",
+        "rows_slash",
+        3,
+        "YSB by the state engine, at three numbers of keys: against reading and dropping by the"
+        " same executors, and against partitioning by key (uppar)",
+        30,
+        patience_s=600.0,
+    ),
+    Row(
+        "slash-skew",
+        "rows_slash",
+        3,
+        "the same by the exponent of a Zipf distribution of the keys",
+        30,
+        patience_s=900.0,
+    ),
+    Row(
+        "slash-recovery",
+        "rows_recovery",
+        3,
+        "ten million keys back after every process was killed: loading the snapshot against reading"
+        " its files, replaying against the live rate; and what snapshots cost",
+        30,
+        patience_s=900.0,
     ),
     Row(
         "spark-read-ceiling",

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import kdirect
-from kdirect import cli_cluster
+from kdirect import cli_cluster, cli_workload
 from kdirect.errors import ConfigError, KdirectError
 from kdirect.options import BROKER
 
@@ -72,6 +72,12 @@ def _parser() -> argparse.ArgumentParser:
         commands,
         client,
         _log_level_parser("info"),
+        connect=lambda options: kdirect.connect(_settings(options)),
+        pairs=_pairs,
+    )
+    cli_workload.add_command(
+        commands,
+        client,
         connect=lambda options: kdirect.connect(_settings(options)),
         pairs=_pairs,
     )

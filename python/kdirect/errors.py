@@ -65,6 +65,11 @@ class UnsupportedFormatError(FormatError):
     """The bytes are well-formed, but of a version or codec that this build cannot read."""
 
 
+class BadValueError(FormatError):
+    """The value of a record does not decode by its `valueFormat` and schema, or its event time is
+    not acceptable (`mode=FAILFAST`).  `topic_partition` and `offset` say which record it is."""
+
+
 class ProtocolError(KdirectError):
     """A peer violated the Kafka protocol or kdirect's access protocol."""
 
@@ -83,6 +88,34 @@ class QueuePairError(RdmaError):
     """The queue pair is not connected, is in the error state, or its peer has gone."""
 
     retriable = True
+
+
+class ChannelError(RdmaError):
+    """A channel between two processes cannot be opened, or has ended.  `peer`: the other end."""
+
+    peer = ""
+
+
+class ChannelLostError(ChannelError):
+    """The process at the other end of a channel died or disconnected, or the path to it broke."""
+
+    retriable = True
+
+
+class ChannelRevokedError(ChannelError):
+    """The process at the other end of a channel has ended access to its memory."""
+
+    retriable = True
+
+
+class TornBufferError(ChannelError):
+    """A buffer of a channel arrived torn or damaged: its CRC-32C does not fit."""
+
+    retriable = True
+
+
+class ForgedChannelError(ChannelError):
+    """The process at the other end of a channel wrote what no peer that keeps the rules writes."""
 
 
 class TransportError(KdirectError):
@@ -268,6 +301,37 @@ class BufferFullError(KdirectError, BufferError):
     was not accepted."""
 
     retriable = True
+
+
+class StateError(KdirectError):
+    """The state of a job cannot be kept, read or changed."""
+
+
+class StateDirectoryError(StateError):
+    """The directory of a job is in use, damaged, or belongs to another job."""
+
+
+class CoordinatorUnavailableError(StateError):
+    """The coordinator of a job cannot be reached: the job has ended, or its address is wrong."""
+
+
+class StateExchangeError(StateError):
+    """Executors of a job cannot reach each other, or one of them has gone."""
+
+    retriable = True
+
+
+class StateProtocolError(StateError):
+    """An executor or the coordinator of a job broke their protocol, or has gone."""
+
+
+class StateLimitError(StateError):
+    """State has no room: it reached its limit in bytes, or its file system is full."""
+
+
+class DeltaError(StateError):
+    """The bytes of a delta are forged, truncated, or of another plan.  The message names the
+    executor that sent them; what was not checked has changed nothing."""
 
 
 class ShimError(KdirectError):

@@ -36,6 +36,9 @@ ROOMS = {
     "appender": "`TcpAppender.statistics()`, of one partition that is written over TCP.",
     "cluster": "`Cluster.statistics()`, of this process.",
     "connection": "`Connection.statistics()`, of one connection to a broker.",
+    "state": "`StateJob.statistics()` of a job of the state engine: sums over its executors, of "
+    "the batches that this start ran; a batch that ran twice counts once. `StateJob.batch_counts` "
+    "has those of one batch.",
     "memory": "`kdirect.format.blocks.statistics()`, of this process.",
 }
 
@@ -544,6 +547,61 @@ METRICS: tuple[Metric, ...] = (
         "requests",
         "connection",
         "Requests that timed out and whose answer has not arrived yet.",
+    ),
+    Metric("batches", "batches", "state", "Batches whose output was committed."),
+    Metric("attempts", "attempts", "state", "Attempts of the job since its directory was made."),
+    Metric(
+        "rows",
+        "rows",
+        "state",
+        "Rows read and decoded that passed the condition of their input, late ones included.",
+    ),
+    Metric("input_bytes", "bytes", "state", "Bytes of input, as epochs count them."),
+    Metric("late", "rows", "state", "Rows dropped because their windows had been emitted."),
+    Metric("null_value", "records", "state", "Records dropped because their value is null."),
+    Metric(
+        "wrong_size", "records", "state", "Records dropped: not of the size of the fixed layout."
+    ),
+    Metric("not_decoded", "records", "state", "Records dropped: not of the format of values."),
+    Metric("null_time", "rows", "state", "Rows dropped because their event time is null."),
+    Metric("before_1970", "rows", "state", "Rows dropped: their event time is before 1970."),
+    Metric(
+        "too_far_ahead",
+        "rows",
+        "state",
+        "Rows dropped: their event time is later than the wall clock and `max_ahead_us`.",
+    ),
+    Metric("epochs", "epochs", "state", "Epochs that executors ended."),
+    Metric("deltas", "deltas", "state", "Fragments of an epoch that had something to send."),
+    Metric("sent_entries", "entries", "state", "Entries of keys in these deltas."),
+    Metric(
+        "sent_tuples",
+        "rows",
+        "state",
+        "Rows sent in place of entries, where an epoch hardly aggregated, and all in mode uppar.",
+    ),
+    Metric("sent_bytes", "bytes", "state", "Bytes of the deltas' pages."),
+    Metric(
+        "sent_buffers",
+        "buffers",
+        "state",
+        "Buffers sent: pages, and the ends of epochs and batches; over RDMA a WRITE each.",
+    ),
+    Metric("merged", "entries", "state", "Entries and rows that leaders merged."),
+    Metric("dropped_old_attempt", "buffers", "state", "Buffers of older attempts, without effect."),
+    Metric("dropped_repeated", "buffers", "state", "Buffers that came again, without effect."),
+    Metric("rows_out", "rows", "state", "Rows of windows emitted; without windows, keys changed."),
+    Metric(
+        "waits", "events", "state", "Times that an executor slept because it had nothing to do."
+    ),
+    Metric("state_bytes", "bytes", "state", "Mapped state in use after the newest batch."),
+    Metric("snapshots", "snapshots", "state", "Snapshots that are whole."),
+    Metric("snapshot_bytes", "bytes", "state", "Bytes of their parts."),
+    Metric(
+        "restores",
+        "executors",
+        "state",
+        "Times that an executor was told to begin from a snapshot, or empty.",
     ),
     Metric("block_live_bytes", "bytes", "memory", "Memory of decoded batches in use."),
     Metric("block_retained_bytes", "bytes", "memory", "Memory kept for later batches."),

@@ -16,7 +16,11 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 NAMES = [
     "codec-decode",
     "codec-encode",
+    "state-update",
+    "state-merge",
     "shm-read",
+    "channel-bandwidth",
+    "channel-latency",
     "slot-poll",
     "consume-partitions",
     "produce-rtt",
@@ -32,6 +36,7 @@ NAMES += [
     "stall",
 ]
 NAMES += ["push-sizes", "push-cpu", "catch-up", "cluster-idle"]
+NAMES += ["workload-generate", "slash-decode", "slash-engine", "slash-skew", "slash-recovery"]
 NAMES += ["spark-read-ceiling"]
 KEYS = ["row", "value", "unit", "against", "against_value", "ratio", "settings"]
 
@@ -64,7 +69,7 @@ def test_unknown_row_names_the_nearest(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "row",
     [
-        *NAMES[:5],
+        *NAMES[:9],
         "produce-cpu",
         "produce-exclusive",
         "produce-rolls",
@@ -73,6 +78,8 @@ def test_unknown_row_names_the_nearest(tmp_path: Path) -> None:
         "quiet",
         "stall",
         "catch-up",
+        "workload-generate",
+        "slash-decode",
     ],
 )
 def test_quick_row_has_the_agreed_shape(row: str, tmp_path: Path) -> None:

@@ -140,6 +140,12 @@ def rig(request: pytest.FixtureRequest, seed: int) -> Iterator[Rig]:
     yield from _rig(request.param, seed)
 
 
+@pytest.fixture(params=[p for p in PROVIDERS if p != "sim"])
+def threads_rig(request: pytest.FixtureRequest, seed: int) -> Iterator[Rig]:
+    """A rig over each provider that more than one thread may use at a time."""
+    yield from _rig(request.param, seed)
+
+
 @pytest.fixture
 def shm_rig(seed: int) -> Iterator[Rig]:
     """A rig over shm, for what only real memory and processes show."""

@@ -46,7 +46,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from unittest import mock
 
@@ -234,14 +235,28 @@ class Run(ReadingReplicas):
         return simulate.Run.elections(self)  # type: ignore[arg-type]
 
 
+@contextmanager
+def silence() -> Iterator[None]:
+    """Nothing of what kdirect logs is printed meanwhile."""
+    logger = logging.getLogger("kdirect")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
 def failing(
     first: int, schedules: int, step: int = 1, *, look: Callable[[Run], object] = id
 ) -> tuple[int, Run, str] | None:
     """The first seed of so many, every `step`-th, that fails, with its run and what broke; `look`
     is shown each run that holds."""
-    logging.getLogger("kdirect").setLevel(logging.CRITICAL)
-    # A head that fills quickly would have the next one made by a thread.
-    with mock.patch.object(HeadUse, "was_busy", lambda *_: False):
+    with (
+        silence(),
+        # A head that fills quickly would have the next one made by a thread.
+        mock.patch.object(HeadUse, "was_busy", lambda *_: False),
+    ):
         for seed in range(first, first + schedules, step):
             directory = Path(tempfile.mkdtemp(prefix="kdirect-test-", dir=_memory()))
             run = Run(seed, directory)

@@ -24,6 +24,8 @@ ARROWS = {
     "store": set(),
     "cluster": {"store"},
     "member": {"log", "format", "wire", "store", "cluster"},
+    "state": {"client", "wire", "rdma", "format"},
+    "workloads": {"state", "client", "format"},
     "broker": {"log", "format", "rdma", "wire", "store", "cluster", "member"},
     **dict.fromkeys(EVERYONE, EVERYONE),
 }
@@ -61,17 +63,33 @@ def test_the_rules_of_a_cluster_know_what_a_store_promises_and_no_store() -> Non
     assert set(re.findall(r"kdirect\.store[.\w]*", text)) <= {"kdirect.store.contract"}
 
 
+OUTSIDE = "os|io|time|socket|select|threading|queue|asyncio|random|pathlib|subprocess"
+# The rules of the state engine; the other files of its room are kernels and drivers.
+# fmt: off
+RULES_OF_STATE = (
+    "strict", "schema", "expressions", "aggregates", "windows", "plan", "batches", "messages",
+    "clock", "helper", "leader", "job", "coordinator", "ranges", "recovery",
+)
+# fmt: on
+
+
+def what_it_touches(path: Path) -> list[str]:
+    """Modules imported by a file that bring sockets, files, clocks, threads or chance."""
+    return re.findall(rf"^\s*(?:import|from)\s+({OUTSIDE})\b", path.read_text(), re.MULTILINE)
+
+
 def test_the_rules_of_a_cluster_touch_nothing() -> None:
     """No socket, file, clock, thread or process: what would bring them is not imported."""
-    modules = "os|io|time|socket|select|threading|queue|asyncio|random|pathlib|subprocess"
-    effects = rf"^\s*(?:import|from)\s+({modules})\b"
-    found = {
-        f"{ident(path)}: {module}"
-        for path in sources(".py", ".pyx")
-        if PACKAGES["kdirect"] / "cluster" in path.parents
-        for module in re.findall(effects, path.read_text(), re.MULTILINE)
-    }
-    assert not found
+    rules = [p for p in sources(".py", ".pyx") if PACKAGES["kdirect"] / "cluster" in p.parents]
+    assert not {ident(path): found for path in rules if (found := what_it_touches(path))}
+
+
+def test_the_rules_of_the_state_engine_touch_nothing() -> None:
+    rules = [PACKAGES["kdirect"] / "state" / f"{name}.py" for name in RULES_OF_STATE]
+    assert not {ident(path): found for path in rules if (found := what_it_touches(path))}
+    text = "\n".join(path.read_text() for path in rules)
+    rooms = imported_rooms(text) - {"state"}
+    assert rooms <= EVERYONE | {"format"}
 
 
 def module_name(path: Path) -> str:

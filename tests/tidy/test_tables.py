@@ -8,22 +8,17 @@ import re
 import subprocess
 import sys
 
-from tests.tidy.tree import ROOT, ident, sources
+import pytest
+
+from kdirect import layout_pxd
+from tests.tidy.tree import PACKAGES, ROOT, ident, sources
 
 
-def test_layout_pxd_is_fresh() -> None:
-    code = "from kdirect.format import layout; import sys; sys.stdout.write(layout.render_pxd())"
-    run = subprocess.run(
-        [sys.executable, "-c", code],
-        env={"PYTHONPATH": str(ROOT / "python")},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert run.returncode == 0, run.stderr
-    assert run.stdout == (ROOT / "python/kdirect/format/layout.pxd").read_text(), (
-        "run `make layout`"
-    )
+@pytest.mark.parametrize("room", layout_pxd.rooms(PACKAGES["kdirect"]))
+def test_layout_pxd_is_fresh(room: str) -> None:
+    root = PACKAGES["kdirect"]
+    written = (root / room / "layout.pxd").read_text()
+    assert written == layout_pxd.render(room, root), "run `make layout`"
 
 
 def test_docs_are_fresh() -> None:

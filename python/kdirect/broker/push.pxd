@@ -6,7 +6,7 @@ from kdirect.log.replica_marks cimport MOST_REPLICAS, ReplicaMarks
 from kdirect.log.state cimport mark_t
 from kdirect.rdma.contract cimport MemoryRegion, work_completion
 from kdirect.wire.ack_router cimport AckRouter
-from kdirect.wire.credit_ring cimport CreditRing
+from kdirect.wire.produce_ring cimport ProduceRing
 
 cdef enum:
     MOST_SOURCES = 8          # segments that a follower may lack the end of
@@ -44,7 +44,7 @@ cdef class PushLink(AckRouter):
     cdef void* c_send_completion(self, const work_completion* wc) noexcept nogil
 
 
-cdef class PushRing(CreditRing):
+cdef class PushRing(ProduceRing):
     cdef readonly PushLink link
     cdef readonly ReplicaMarks marks
     cdef readonly int broker

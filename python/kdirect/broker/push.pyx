@@ -2,7 +2,7 @@
 """Pushing records to followers by one-sided WRITEs (KafkaDirect §4.3.2).
 
 Owns: for each partition that this broker leads (`Pushing`) a ring of WRITEs to each follower
-(`PushRing`, a `CreditRing`), and for each follower broker the queue pair that its rings share
+(`PushRing`, a `ProduceRing`), and for each follower broker the queue pair that its rings share
 (`PushLink`).  As soon as a run of requests is committed, what lies between the position up to which
 was pushed and the log's end goes to each follower from the leader's own mapping, at the same
 position of the same segment: no copy is made, and nothing is encoded.  What may not enter: who
@@ -56,8 +56,8 @@ from kdirect.log.state cimport mark_t
 from kdirect.rdma.contract cimport (
     WC_RECV_RDMA_WITH_IMM, WC_SUCCESS, MemoryRegion, QueuePair, work_completion)
 from kdirect.wire.ack_router cimport DATA, AckReceiver, AckRouter
-from kdirect.wire.credit_ring cimport (
-    POST_FAILED, POSTED, CreditRing, large_value_t, source_t, target_t)
+from kdirect.rdma.credit_ring cimport POST_FAILED, POSTED, source_t, target_t
+from kdirect.wire.produce_ring cimport ProduceRing, large_value_t, request_imm
 
 from kdirect.broker.reasons import Reason
 from kdirect.errors import LogError
@@ -128,7 +128,7 @@ cdef class PushLink(AckRouter):
         return ring if (<PushRing> ring).blocked else NULL
 
 
-cdef class PushRing(CreditRing):
+cdef class PushRing(ProduceRing):
     """See the module.  Life: construct, `add_source`, `ProduceWorker.start_push`, ...,
     `ProduceWorker.end_push`; one ring for each grant of a follower.
 
@@ -144,7 +144,7 @@ cdef class PushRing(CreditRing):
                  uint64_t length, int64_t segment_base_offset, uint64_t position, int64_t offset,
                  uint32_t most_bytes, uint64_t slot_address=0, uint32_t slot_rkey=0,
                  uint64_t slot_every=8):
-        CreditRing.__init__(self, link, link._qp, window)
+        ProduceRing.__init__(self, link, link._qp, window)
         self.link = link
         self.marks = marks
         self.broker = link.broker
@@ -374,9 +374,8 @@ cdef class PushRing(CreditRing):
                 return
             target.address = t.address + self._pushed.position
             target.rkey = t.rkey
-            target.file_id = t.file_id
-            target.order = t.order
-            rc = self.c_post(&source, &target, &none, False)
+            target.imm = request_imm(t.file_id, t.order)
+            rc = self.c_post_request(&source, &target, &none, False)
             if rc == POST_FAILED:
                 self._end(RING_BROKEN, 0)
             if rc != POSTED:

@@ -69,6 +69,12 @@ def by_partition(
     if given is None and (count == 1 or (hashed is None and not keys.nulls_too)):
         yield (sticky(columns["value"].nbytes) if count > 1 else 0), columns
         return
+    if given is not None and given.null_count == 0:
+        bounds = pc.min_max(given).as_py()
+        if bounds["min"] == bounds["max"]:  # one partition: nothing moves
+            check_partition(topic, bounds["min"], count)
+            yield bounds["min"], columns
+            return
     wanted = np.full(rows, -1, dtype=np.int32)
     if given is not None:
         known = np.asarray(_one_array(pc.is_valid(given)))

@@ -112,6 +112,8 @@ cdef class Cursor:
                 elif decoder.next_offset > self.next_offset:
                     self.next_offset = decoder.next_offset
                 continue
+            if decoder is not None and decoder.c_full():
+                return True     # there is a whole batch at hand, which did not fit
             moved = self.c_advance(wait_ms)
             if moved == NOTHING:
                 self.idle = True

@@ -2,7 +2,7 @@
 
 from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
-from kdirect.wire.credit_ring cimport large_value_t
+from kdirect.wire.produce_ring cimport large_value_t
 
 cdef enum:
     SINGLE_OVERHEAD = 128      # a batch of one record without headers: 61 + at most 7 varints

@@ -3,7 +3,7 @@
 
 Owns: the grants of one partition, and what the requests to them mean (`FileWriter`): positions,
 orders, refusals, outcomes.  A `FileWriter` is a ring of WRITEs with credits
-(`kdirect.wire.credit_ring`), which counts the requests and posts them.  Their bytes lie in
+(`kdirect.wire.produce_ring`), which counts the requests and posts them.  Their bytes lie in
 `kdirect.client.send_buffer`, their acknowledgements come into `kdirect.client.ack_ring`, and
 `kdirect.client.reservation` reserves stretches of a shared head.  What may not enter: requests for
 access, the choice of partitions, retries.
@@ -55,9 +55,8 @@ from kdirect.format.batch cimport encode_single, encode_single_around
 from kdirect.format.layout cimport ACK_FLAG_RECALLED, ACK_FLAG_REVOKED
 from kdirect.rdma.contract cimport WC_RETRY_EXC_ERR, MemoryRegion, QueuePair
 from kdirect.wire.ack_router cimport AckRouter
-from kdirect.wire.credit_ring cimport (
-    POSTED, QUEUE_FULL, CreditRing, large_value_t, source_t, target_t,
-)
+from kdirect.rdma.credit_ring cimport POSTED, QUEUE_FULL, source_t, target_t
+from kdirect.wire.produce_ring cimport ProduceRing, large_value_t, request_imm
 
 from kdirect.client.grants import HINT, check_grant, check_shared_word
 from kdirect.errors import ProtocolError, QueuePairError, TimedOutError
@@ -68,7 +67,7 @@ NO_ROOM_FILE, NO_ROOM_BUFFER = C_NO_ROOM_FILE, C_NO_ROOM_BUFFER
 NOT_GRANTED, BROKEN = C_NOT_GRANTED, C_BROKEN
 
 
-cdef class FileWriter(CreditRing):
+cdef class FileWriter(ProduceRing):
     """Writes to one granted head file.  Life: construct per partition, `open` for each grant,
     `close`.
 
@@ -119,7 +118,7 @@ cdef class FileWriter(CreditRing):
 
     def __init__(self, name, AckRouter router, QueuePair qp, MemoryRegion ring, int window,
                  list outcomes=None):
-        CreditRing.__init__(self, router, qp, window)
+        ProduceRing.__init__(self, router, qp, window)
         self.name = name
         self._acks = AckRing(ring, 2 * self.window)
         self._buffer = SendBuffer(self.window, [] if outcomes is None else outcomes)
@@ -379,7 +378,7 @@ cdef class FileWriter(CreditRing):
 
     cdef int c_send(self, uint64_t start, uint32_t length, uint32_t records, uint64_t position,
                     uint16_t order, large_value_t* value) noexcept nogil:
-        """Post the request whose bytes are at `start` of the send buffer, as `c_post` does.
+        """Post the request whose bytes are at `start` of the send buffer, as `c_post_request` does.
         SENT, NO_ROOM_BUFFER (the send queue is full; not after a reservation) or BROKEN."""
         cdef uint64_t sequence = self.posted
         cdef source_t source
@@ -392,9 +391,8 @@ cdef class FileWriter(CreditRing):
         source.length = length
         target.address = self.address + position
         target.rkey = self.rkey
-        target.file_id = <uint16_t> self.file_id
-        target.order = order
-        rc = self.c_post(&source, &target, value, self.shared)
+        target.imm = request_imm(<uint16_t> self.file_id, order)
+        rc = self.c_post_request(&source, &target, value, self.shared)
         if rc != POSTED:
             return C_NO_ROOM_BUFFER if rc == QUEUE_FULL else C_BROKEN
         r = self._buffer.c_request(sequence)

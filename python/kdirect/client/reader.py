@@ -208,25 +208,37 @@ class Reader:
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """The records of the range from `next_offset` on; see the class."""
+        decoder = ArrowDecoder(
+            self.tp.topic, self.tp.partition, **self.decoder_range, **self._decoder_settings
+        )
+        for _ in self.fillings(decoder):
+            if decoder.rows:
+                yield decoder.take()
+
+    @property
+    def decoder_range(self) -> dict[str, Any]:
+        """The arguments of a decoder that is to be filled from `next_offset` on."""
+        return {
+            "start_offset": self._next_offset,
+            "stop_offset": self._stop,
+            "max_decompressed_bytes": self._settings["max.batch.bytes"],
+        }
+
+    def fillings(self, decoder: ArrowDecoder) -> Iterator[None]:
+        """Fill a decoder that was made with `decoder_range`.  Yields each time that it is full, and
+        at the end of the range if it has moved since: whoever made it takes its rows then."""
         if self._next_offset >= self._stop:
             return
         if self._place is not None and self._place.cursor.next_offset > self._next_offset:
             # An error came after records that were decoded and not handed out.
             self.close()
-        decoder = ArrowDecoder(
-            self.tp.topic,
-            self.tp.partition,
-            start_offset=self._next_offset,
-            stop_offset=self._stop,
-            max_decompressed_bytes=self._settings["max.batch.bytes"],
-            **self._decoder_settings,
-        )
         for _ in self._fillings(decoder):
             self._next_offset = min(decoder.next_offset, self._stop)
-            yield decoder.take()
-        self._next_offset = max(self._next_offset, min(decoder.next_offset, self._stop))
-        if decoder.rows:
-            yield decoder.take()
+            yield
+        last = min(decoder.next_offset, self._stop)
+        if last > self._next_offset:
+            self._next_offset = last
+            yield
 
     def _fillings(self, decoder: ArrowDecoder) -> Iterator[None]:
         """Each time that `decoder` is full, until the range is read.  The one place where reading

@@ -8,3 +8,7 @@ cdef class Block:
 
 cdef Block take_block(size_t n)
 # A block of at least n bytes; contents are whatever was there.  Raises MemoryError.
+
+cdef Block expand(Block block, size_t used, size_t need)
+# A block of at least `need` bytes that starts with the `used` bytes of `block`: itself, if it is
+# large enough.  `block` may be None.

@@ -13,6 +13,7 @@ own copy. Blocks of HUGE_BYTES and more are mapped on their own and ask for huge
 from cpython.buffer cimport PyBuffer_FillInfo
 from libc.stdint cimport uint8_t, uintptr_t
 from libc.stdlib cimport free
+from libc.string cimport memcpy
 from posix.mman cimport MAP_ANONYMOUS, MAP_FAILED, MAP_PRIVATE, PROT_READ, PROT_WRITE, mmap, munmap
 from posix.stdlib cimport posix_memalign
 
@@ -127,6 +128,16 @@ cdef Block take_block(size_t n):
     block.capacity = <size_t>1 << log
     _live += block.capacity
     return block
+
+
+cdef Block expand(Block block, size_t used, size_t need):
+    cdef Block larger
+    if block is not None and block.capacity >= need:
+        return block
+    larger = take_block(need)
+    if used:
+        memcpy(larger.data, block.data, used)
+    return larger
 
 
 def statistics():

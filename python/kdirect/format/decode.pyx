@@ -27,7 +27,7 @@ from kdirect.errors import ConfigError, CorruptBatchError, FormatError, Unsuppor
 from kdirect.format.batch import CODEC_NAMES, batch_error
 from kdirect.format.batch cimport (
     BATCH_BAD_CRC, BATCH_OK, BATCH_TRUNCATED, batch_info, offsets_are_possible, parse_batch_header)
-from kdirect.format.blocks cimport Block, take_block
+from kdirect.format.blocks cimport Block, expand, take_block
 from kdirect.format.chain cimport chain_t, continues_dense, move_dense
 from kdirect.format.compression import records_fault
 from kdirect.format.compression cimport Decompressor
@@ -129,17 +129,6 @@ cdef object _buffer(Block block, int64_t n):
 
 
 # -- the decoder -----------------------------------------------------------------------------------
-
-cdef Block _grown(Block block, size_t used, size_t need):
-    """A block of at least `need` bytes that starts with the `used` bytes of `block`."""
-    cdef Block larger
-    if block is not None and block.capacity >= need:
-        return block
-    larger = take_block(need)
-    if used:
-        memcpy(larger.data, block.data, used)
-    return larger
-
 
 cdef Block _fitting(Block block, size_t used):
     """`block`, or a copy of its `used` bytes if they are at most a quarter of a block larger than
@@ -495,36 +484,36 @@ cdef class ArrowDecoder:
             rows = max(rows, min(likely_rows, self.target_rows + self.info.records_count))
         if rows > self.row_capacity:
             rows = max(rows, min(2 * self.row_capacity, self.target_rows + self.info.records_count))
-            self.value_offsets = _grown(self.value_offsets,
+            self.value_offsets = expand(self.value_offsets,
                                         (self.c.rows + 1) * 4 if self.row_capacity else 0,
                                         (rows + 1) * 4)
-            self.value_validity = _grown(self.value_validity, (self.c.rows + 7) // 8,
+            self.value_validity = expand(self.value_validity, (self.c.rows + 7) // 8,
                                          (rows + 7) // 8)
-            self.offset = _grown(self.offset, self.c.rows * 8, rows * 8)
-            self.timestamp = _grown(self.timestamp, self.c.rows * 8, rows * 8)
+            self.offset = expand(self.offset, self.c.rows * 8, rows * 8)
+            self.timestamp = expand(self.timestamp, self.c.rows * 8, rows * 8)
             if self.include_headers:
-                self.list_offsets = _grown(self.list_offsets,
+                self.list_offsets = expand(self.list_offsets,
                                            (self.c.rows + 1) * 4 if self.row_capacity else 0,
                                            (rows + 1) * 4)
-                self.list_validity = _grown(self.list_validity, (self.c.rows + 7) // 8,
+                self.list_validity = expand(self.list_validity, (self.c.rows + 7) // 8,
                                             (rows + 7) // 8)
             self.row_capacity = min(<int64_t>(self.value_offsets.capacity // 4) - 1,
                                     <int64_t>(self.offset.capacity // 8))
             self.row_capacity = min(self.row_capacity, <int64_t>self.value_validity.capacity * 8)
         if self.keys_wanted:
-            self.key_offsets = _grown(self.key_offsets,
+            self.key_offsets = expand(self.key_offsets,
                                       (self.c.rows + 1) * 4 if self.key_offsets is not None else 0,
                                       (self.row_capacity + 1) * 4)
-            self.key_validity = _grown(self.key_validity,
+            self.key_validity = expand(self.key_validity,
                                        (self.c.rows + 7) // 8 if self.key_validity is not None
                                        else 0,
                                        (self.row_capacity + 7) // 8)
             if self.c.key.used + <int64_t>section_bytes + COPY_SLACK > self.key_capacity:
-                self.key_data = _grown(self.key_data, self.c.key.used,
+                self.key_data = expand(self.key_data, self.c.key.used,
                                        self.c.key.used + bytes_ + COPY_SLACK)
                 self.key_capacity = self.key_data.capacity
         if self.c.value.used + <int64_t>section_bytes + COPY_SLACK > self.value_capacity:
-            self.value_data = _grown(self.value_data, self.c.value.used,
+            self.value_data = expand(self.value_data, self.c.value.used,
                                      self.c.value.used + bytes_ + COPY_SLACK)
             self.value_capacity = self.value_data.capacity
         if self.include_headers:
@@ -545,22 +534,22 @@ cdef class ArrowDecoder:
                                 self.c.header_value.used), rows = self.c.header_rows
         cdef int64_t rows_needed = rows + section_bytes // 2
         if used + <int64_t>section_bytes > self.header_capacity:
-            self.header_key_data = _grown(self.header_key_data, self.c.header_key.used,
+            self.header_key_data = expand(self.header_key_data, self.c.header_key.used,
                                           used + section_bytes)
-            self.header_value_data = _grown(self.header_value_data, self.c.header_value.used,
+            self.header_value_data = expand(self.header_value_data, self.c.header_value.used,
                                             used + section_bytes)
             self.header_capacity = min(self.header_key_data.capacity,
                                        self.header_value_data.capacity)
         if rows_needed > self.header_rows_capacity:
             first = self.header_rows_capacity == 0
-            self.header_key_offsets = _grown(self.header_key_offsets,
+            self.header_key_offsets = expand(self.header_key_offsets,
                                              0 if first else (rows + 1) * 4, (rows_needed + 1) * 4)
-            self.header_key_validity = _grown(self.header_key_validity, (rows + 7) // 8,
+            self.header_key_validity = expand(self.header_key_validity, (rows + 7) // 8,
                                               (rows_needed + 7) // 8)
-            self.header_value_offsets = _grown(self.header_value_offsets,
+            self.header_value_offsets = expand(self.header_value_offsets,
                                                0 if first else (rows + 1) * 4,
                                                (rows_needed + 1) * 4)
-            self.header_value_validity = _grown(self.header_value_validity, (rows + 7) // 8,
+            self.header_value_validity = expand(self.header_value_validity, (rows + 7) // 8,
                                                 (rows_needed + 7) // 8)
             self.header_rows_capacity = min(self.header_key_offsets.capacity // 4 - 1,
                                             self.header_key_validity.capacity * 8)

@@ -1,4 +1,4 @@
-# Written by `python -m kdirect.format.layout`; edit layout.py instead.
+# Written by `make layout`; edit layout.py instead.
 from libc.stdint cimport uint64_t
 
 cdef enum:

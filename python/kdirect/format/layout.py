@@ -1,9 +1,8 @@
-"""Every byte layout of kdirect, described once.
+"""Every byte layout of logs and of the protocol of access, described once.
 
 Owns: names, positions and sizes of the fields that two processes (or two runs of one) read in each
 other's bytes.  Nothing here does I/O or holds state.  Cython reads the same numbers from
-``layout.pxd``, which ``python -m kdirect.format.layout`` writes from this file; a test fails when
-the two differ.
+``layout.pxd``, which ``make layout`` writes from this file; a test fails when the two differ.
 
 Record batch v2 (Kafka's own, big endian; the CRC covers ``attributes`` to the end)::
 
@@ -85,9 +84,6 @@ below 2**31 bytes each, so it would take 2**15 of them to reach the order.
 """
 
 from __future__ import annotations
-
-import sys
-from pathlib import Path
 
 # -- record batch v2 -------------------------------------------------------------------------------
 BATCH_BASE_OFFSET = 0
@@ -212,34 +208,3 @@ if BATCH_RECORDS != BATCH_RECORDS_COUNT + 4 or SLOT_LOG_START_OFFSET + 8 != SLOT
     raise AssertionError("layout: fields do not add up")
 if ACK_LOG_APPEND_TIME + 8 != ACK_BYTES:
     raise AssertionError("layout: acknowledgement entry does not add up")
-
-
-def constants() -> dict[str, int]:
-    """Name and value of every constant of this module, in order of definition."""
-    return {k: v for k, v in globals().items() if k.isupper() and isinstance(v, int)}
-
-
-def render_pxd() -> str:
-    """The text of ``layout.pxd``."""
-    small = {name: value for name, value in constants().items() if value < 1 << 31}
-    large = {name: value for name, value in constants().items() if name not in small}
-    lines = [
-        "# Written by `python -m kdirect.format.layout`; edit layout.py instead.",
-        "from libc.stdint cimport uint64_t",
-        "",
-        "cdef enum:",
-        *(f"    {name} = {value}" for name, value in small.items()),
-        "",
-        "# C's enumerators are ints: these need more.",
-        "cdef extern from *:",
-        '    """',
-        *(f"    #define {name} {value}ULL" for name, value in large.items()),
-        '    """',
-        *(f"    const uint64_t {name}" for name in large),
-    ]
-    return "\n".join(lines) + "\n"
-
-
-if __name__ == "__main__":
-    Path(__file__).with_suffix(".pxd").write_text(render_pxd())
-    sys.stdout.write("layout.pxd written\n")

@@ -349,7 +349,7 @@ REPLICA_API_KEYS = frozenset(
     )
 )
 BROKER_API_KEYS = REPLICA_API_KEYS | {AskControllerRequest.API_KEY}
-ACCESS_API_KEYS = frozenset(v for name, v in layout.constants().items() if name.startswith("API_"))
+ACCESS_API_KEYS = frozenset(v for name, v in vars(layout).items() if name.startswith("API_"))
 
 if ACCESS_API_KEYS - set(APIS):
     raise AssertionError("protocol: an access API key differs between layout.py and its schema")

@@ -73,6 +73,8 @@ cdef int decode_section(columns* c, const section* s, const uint8_t* p,
 # Appends the records in [p, end) to `c`, whose columns have room: s.count more rows, end - p +
 # COPY_SLACK more bytes of values, and of keys and headers where they have memory at all.  On an
 # error the caller puts c back as it was, by assignment.
+cdef void put_text(text_column* c, int64_t row, const uint8_t* data, int64_t length) noexcept nogil
+# Row `row` of a column that has room; a length of -1 is null.
 cdef int64_t microseconds(int64_t ms) noexcept nogil
 # ms times 1000; clamped where it does not fit.
 cdef const char* records_error(int error) noexcept nogil

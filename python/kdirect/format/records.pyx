@@ -149,8 +149,8 @@ cdef const uint8_t* parse_record(const uint8_t* p, const uint8_t* end, record_vi
     return p
 
 
-cdef void _put_text(text_column* c, int64_t row, const uint8_t* data,
-                    int64_t length) noexcept nogil:
+cdef void put_text(text_column* c, int64_t row, const uint8_t* data,
+                   int64_t length) noexcept nogil:
     """Row `row` of a column; length -1 is null.  Changes the column's state when it must."""
     if length < 0:
         if c.state == COLUMN_NULL:
@@ -191,10 +191,10 @@ cdef int _put_headers(columns* c, const record_view* r) noexcept nogil:
         p = parse_header(p, r.end, &key, &key_length, &value, &value_length)
         if p == NULL:
             return RECORDS_BAD_FIELD
-        _put_text(&c.header_key, c.header_rows, key, key_length)
-        _put_text(&c.header_value, c.header_rows, value, value_length)
+        put_text(&c.header_key, c.header_rows, key, key_length)
+        put_text(&c.header_value, c.header_rows, value, value_length)
         c.header_rows += 1
-    _put_text(&c.header_list, c.rows, NULL, r.headers_count if r.headers_count else -1)
+    put_text(&c.header_list, c.rows, NULL, r.headers_count if r.headers_count else -1)
     return RECORDS_OK
 
 
@@ -264,8 +264,8 @@ cdef int decode_section(columns* c, const section* s, const uint8_t* p,
             error = _put_headers(c, &r)
             if error:
                 return error
-        _put_text(&c.key, row, r.key, r.key_length)
-        _put_text(&c.value, row, r.value, r.value_length)
+        put_text(&c.key, row, r.key, r.key_length)
+        put_text(&c.value, row, r.value, r.value_length)
         c.offset[row] = offset
         c.timestamp[row] = microseconds(_add_clamped(s.base_timestamp, r.timestamp_delta))
         c.rows = row + 1

@@ -19,6 +19,12 @@ Rules every provider keeps (the contract suite checks them):
 - Work requests of one queue pair execute, and complete, in the order they were posted.  What a
   WRITE placed is visible before the completion of any later request of that queue pair reaches the
   peer.
+- The last 8 bytes of a WRITE, where they are 8 bytes long and end at an aligned address of the
+  target, land last and together: whoever sees them there, by a load with acquire order, sees all of
+  the WRITE.  So a process may poll them in its own memory.  An RNIC keeps this rule because it
+  places a WRITE from lower to higher addresses and memory is registered without relaxed ordering;
+  a copy by software must end with a store of its own.  A protocol that relies on it has a checksum
+  as well, so that a fabric that breaks it is caught.
 - Remote operations check key, bounds and access flags; a failure completes with WC_REM_ACCESS_ERR
   and moves the queue pair to ERROR.  In ERROR every outstanding request completes with
   WC_WR_FLUSH_ERR.
@@ -441,6 +447,11 @@ cdef class QueuePair:
     def address(self):
         """What the peer's `connect` needs, as bytes."""
         raise NotImplementedError
+
+    def listen(self):
+        """Make `address` complete for a peer that is active, before this side's `connect`: where
+        addresses are exchanged in one round, and each side takes its own before it has seen the
+        other's.  Providers whose addresses are complete at once need nothing here."""
 
     def connect(self, peer_address, active):
         raise NotImplementedError

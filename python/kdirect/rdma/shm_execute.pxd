@@ -4,9 +4,15 @@ Law: inline functions only, so that the engine's loops are one piece of machine 
 shm_work's law: no Python object, and nothing that a peer wrote is used twice or unchecked.
 """
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from libc.string cimport memcpy
 
 from kdirect.rdma.contract cimport WC_REM_ACCESS_ERR, WC_RETRY_EXC_ERR
 from kdirect.rdma.shm_core cimport *
+
+cdef extern from "landing.h" nogil:
+    bint kd_lands_last(const uint8_t* to, uint64_t length)
+    void kd_land_last(uint8_t* to, const uint8_t* last)
+    void kd_land(uint8_t* to, const uint8_t* from_, uint64_t length)
 
 cdef enum:
     RUN_RNR = -1            # no receive posted
@@ -88,3 +94,23 @@ cdef inline void publish(kd_qp* qp, uint32_t opcode, uint32_t byte_len, uint32_t
     if kd_load32(&qp.out.sleeping) and kd_exchange32(&qp.out.sleeping, 0):
         qp.wakeups += 1
         kd_signal(qp.peer_event_fd)
+
+
+cdef inline void land_around(uint8_t* to, const uint8_t* local, uint32_t length,
+                             const kd_inline* piece) noexcept nogil:
+    """The copy of a WRITE with a piece from elsewhere.  Where its last 8 bytes are aligned they
+    land last, wherever they come from."""
+    cdef uint32_t end = length, after = piece.at + piece.length, i
+    cdef uint8_t last[8]
+    if kd_lands_last(to, length):
+        end -= 8
+        for i in range(8):
+            last[i] = (piece.data[end + i - piece.at] if piece.at <= end + i < after
+                       else local[end + i])
+    memcpy(to, local, min(piece.at, end))
+    if piece.at < end:
+        kd_copy_past_caches(to + piece.at, piece.data, min(after, end) - piece.at)
+    if after < end:
+        memcpy(to + after, local + after, end - after)
+    if end < length:
+        kd_land_last(to + end, last)

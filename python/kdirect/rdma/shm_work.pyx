@@ -100,7 +100,6 @@ cdef inline int execute(kd_qp* qp, kd_wr* wr, const kd_inline* piece) noexcept n
     from another place than the local buffer, or NULL.  Returns a WC_* status, or a RUN_* code if it
     has done nothing yet."""
     cdef uint8_t* at
-    cdef uint32_t after
     cdef uint64_t old
     cdef int status = WC_SUCCESS
     if wr.kind == KIND_READ:
@@ -126,12 +125,9 @@ cdef inline int execute(kd_qp* qp, kd_wr* wr, const kd_inline* piece) noexcept n
             if at == NULL:
                 return status
             if piece == NULL:
-                memcpy(at, <void*><uintptr_t> wr.local, wr.length)
+                kd_land(at, <uint8_t*><uintptr_t> wr.local, wr.length)
             else:
-                after = piece.at + piece.length
-                memcpy(at, <void*><uintptr_t> wr.local, piece.at)
-                kd_copy_past_caches(at + piece.at, piece.data, piece.length)
-                memcpy(at + after, <void*><uintptr_t> (wr.local + after), wr.length - after)
+                land_around(at, <uint8_t*><uintptr_t> wr.local, wr.length, piece)
         if wr.kind == KIND_WRITE_IMM:
             publish(qp, WC_RECV_RDMA_WITH_IMM, wr.length, <uint32_t> wr.arg0, 0)
         qp.writes += 1

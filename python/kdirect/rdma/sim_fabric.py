@@ -39,6 +39,9 @@ class Faults:
     rnr: float = 0.0
     # A READ or WRITE happens in two halves.
     tear: float = 0.0
+    # The second half of a torn WRITE lands first: a fabric that breaks the contract's rule of the
+    # last 8 bytes.
+    disorder: float = 0.0
     # READ buffers hold random bytes until completion.
     poison: bool = True
 

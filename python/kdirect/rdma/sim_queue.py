@@ -15,7 +15,6 @@ import struct
 import zlib
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Protocol
 
 from kdirect.errors import (
@@ -35,50 +34,10 @@ from kdirect.rdma.contract import (
     WorkCompletion,
 )
 from kdirect.rdma.sim_fabric import Half, SimFabric, SimMemoryRegion, SimProcess, SimRegions
+from kdirect.rdma.sim_work import FILLS_LOCAL, OPCODES, REMOTE_NEED, Receive, Request
 
 RNR_RETRY_NS = 100_000
 _U64 = struct.Struct("=Q")
-_OPCODES = {
-    "read": Opcode.RDMA_READ,
-    "write": Opcode.RDMA_WRITE,
-    "write_imm": Opcode.RDMA_WRITE,
-    "send": Opcode.SEND,
-    "fetch_add": Opcode.FETCH_ADD,
-    "compare_swap": Opcode.COMP_SWAP,
-}
-_REMOTE_NEED = {
-    "read": Access.REMOTE_READ,
-    "write": Access.REMOTE_WRITE,
-    "write_imm": Access.REMOTE_WRITE,
-    "fetch_add": Access.REMOTE_ATOMIC,
-    "compare_swap": Access.REMOTE_ATOMIC,
-}
-_FILLS_LOCAL = ("read", "fetch_add", "compare_swap")
-
-
-@dataclass(slots=True)
-class _Request:
-    op: str
-    wr_id: int
-    local: int
-    lkey: int
-    length: int
-    remote: int
-    rkey: int
-    arg0: int
-    arg1: int
-    checksum: int | None = None
-    rnr_deadline: int | None = None
-    receiver_slow_until: int = 0
-
-
-@dataclass(slots=True)
-class _Receive:
-    wr_id: int
-    local: int
-    lkey: int
-    length: int
-    checksum: int | None = None
 
 
 class Schedule(Protocol):
@@ -283,9 +242,9 @@ class SimQueuePair(QueuePair):
         self._peer: SimQueuePair | None = None
         self.closed = False
         self._dead = False
-        self._requests: deque[_Request] = deque()  # posted, not executed
-        self._executed: deque[_Request] = deque()  # executed, not completed
-        self._receives: deque[_Receive] = deque()
+        self._requests: deque[Request] = deque()  # posted, not executed
+        self._executed: deque[Request] = deque()  # executed, not completed
+        self._receives: deque[Receive] = deque()
         self._send_outstanding = 0
         self._recv_outstanding = 0
         self._pumping = False
@@ -367,12 +326,12 @@ class SimQueuePair(QueuePair):
             raise RdmaError(
                 "malformed work request", hint="check lengths and the 8-byte alignment of atomics"
             )
-        request = _Request(op, wr_id, local_address, lkey, length, remote_address, rkey, arg0, arg1)
+        request = Request(op, wr_id, local_address, lkey, length, remote_address, rkey, arg0, arg1)
         region = self._regions.find(
-            lkey, local_address, length, Access.LOCAL_WRITE if op in _FILLS_LOCAL else 0
+            lkey, local_address, length, Access.LOCAL_WRITE if op in FILLS_LOCAL else 0
         )
         if region is not None and length:
-            if op in _FILLS_LOCAL and self._fabric.faults.poison:
+            if op in FILLS_LOCAL and self._fabric.faults.poison:
                 region.view(local_address, length)[:] = self._fabric.random.randbytes(length)
             request.checksum = zlib.crc32(region.view(local_address, length))
         self._send_outstanding += 1
@@ -391,13 +350,13 @@ class SimQueuePair(QueuePair):
             )
         self._recv_outstanding += 1
         checksum = self._checksum(local_address, lkey, length)
-        self._receives.append(_Receive(wr_id, local_address, lkey, length, checksum))
+        self._receives.append(Receive(wr_id, local_address, lkey, length, checksum))
 
     def _checksum(self, address: int, lkey: int, length: int) -> int | None:
         region = self._regions.find(lkey, address, length, 0) if length else None
         return None if region is None else zlib.crc32(region.view(address, length))
 
-    def _unchanged(self, what: str, item: _Request | _Receive) -> None:
+    def _unchanged(self, what: str, item: Request | Receive) -> None:
         if item.checksum is not None and item.length:
             now = self._checksum(item.local, item.lkey, item.length)
             if now is not None and now != item.checksum:
@@ -433,10 +392,10 @@ class SimQueuePair(QueuePair):
             return
         if needs_receive and not self._receiver_ready(request, peer):
             return
-        hold = self.qp_num in fabric.hold_next and request.op in _REMOTE_NEED
+        hold = self.qp_num in fabric.hold_next and request.op in REMOTE_NEED
         torn = (
             request.op in ("read", "write", "write_imm")
-            and request.length > 1
+            and request.torn_at > 0
             and (hold or fabric.chance(fabric.faults.tear))
         )
         if hold:
@@ -450,7 +409,7 @@ class SimQueuePair(QueuePair):
         self._pumping = False
         self._pump(self._fabric.delay())
 
-    def _receiver_ready(self, request: _Request, peer: SimQueuePair) -> bool:
+    def _receiver_ready(self, request: Request, peer: SimQueuePair) -> bool:
         """Whether the peer can take this request now.  If not, it is tried again later, or has
         completed with WC_RNR_RETRY_EXC_ERR."""
         fabric = self._fabric
@@ -469,7 +428,7 @@ class SimQueuePair(QueuePair):
         return False
 
     def _perform(
-        self, request: _Request, peer: SimQueuePair, *, torn: bool = False, held: bool = False
+        self, request: Request, peer: SimQueuePair, *, torn: bool = False, held: bool = False
     ) -> int | None:
         """Carry out the request; its status.  None: its second half is in flight, and completes the
         request when it lands."""
@@ -477,12 +436,12 @@ class SimQueuePair(QueuePair):
         local = target = None
         if length:
             local = self._regions.find(
-                request.lkey, request.local, length, Access.LOCAL_WRITE if op in _FILLS_LOCAL else 0
+                request.lkey, request.local, length, Access.LOCAL_WRITE if op in FILLS_LOCAL else 0
             )
             if local is None:
                 return Status.LOC_PROT_ERR
             if op != "send":
-                target = peer._regions.find(request.rkey, request.remote, length, _REMOTE_NEED[op])
+                target = peer._regions.find(request.rkey, request.remote, length, REMOTE_NEED[op])
                 if target is None:
                     return Status.REM_ACCESS_ERR
         if op == "send":
@@ -502,7 +461,7 @@ class SimQueuePair(QueuePair):
             there[:] = here
         return self._arrive(request, peer)
 
-    def _perform_atomic(self, request: _Request, there: memoryview, here: memoryview) -> None:
+    def _perform_atomic(self, request: Request, there: memoryview, here: memoryview) -> None:
         (old,) = _U64.unpack(there)
         if request.op == "fetch_add":
             there[:] = _U64.pack((old + request.arg0) % 2**64)
@@ -512,21 +471,25 @@ class SimQueuePair(QueuePair):
 
     def _perform_torn(
         self,
-        request: _Request,
+        request: Request,
         peer: SimQueuePair,
         local: SimMemoryRegion,
         target: SimMemoryRegion,
         held: bool,
     ) -> None:
         """The first half of a READ or WRITE now, the second half after a delay, or when it is
-        released if it is `held`."""
+        released if it is `held`.  With the fault that breaks the contract's rule of a WRITE's last
+        bytes, the halves change places."""
         op, length = request.op, request.length
         there, here = target.view(request.remote, length), local.view(request.local, length)
         source, destination = (there, here) if op == "read" else (here, there)
-        middle = length // 2
-        first, rest = bytes(source[:middle]), bytes(source[middle:])
+        middle = request.torn_at
+        early, late = slice(0, middle), slice(middle, length)
+        if op != "read" and self._fabric.chance(self._fabric.faults.disorder):
+            early, late = late, early
+        first, rest = bytes(source[early]), bytes(source[late])
         if op != "read":
-            destination[:middle] = first
+            destination[early] = first
 
         def finish() -> None:
             alive = self._state == State.RTS
@@ -534,10 +497,10 @@ class SimQueuePair(QueuePair):
                 self._land(request, here, first + bytes(source[middle:]))
             elif op != "read" and held and not self._dead:
                 # A hung process goes on with its copy, whatever happened meanwhile.
-                target.view(request.remote, length)[middle:] = rest
+                target.view(request.remote, length)[late] = rest
             elif op != "read" and alive:
                 self._unchanged(op, request)
-                destination[middle:] = rest
+                destination[late] = rest
             if alive:
                 self._pumping = False
                 self._complete_head(request, self._arrive(request, peer))
@@ -549,7 +512,7 @@ class SimQueuePair(QueuePair):
         if not held:
             fabric.call_later(fabric.delay(), lambda: fabric.finish(half))
 
-    def _arrive(self, request: _Request, peer: SimQueuePair) -> int:
+    def _arrive(self, request: Request, peer: SimQueuePair) -> int:
         if request.op == "write_imm":
             # The peer may have gone, and its receives been flushed, between the halves.
             if not peer._receives:
@@ -557,7 +520,7 @@ class SimQueuePair(QueuePair):
             peer._deliver(Opcode.RECV_RDMA_WITH_IMM, request.length, request.arg0 & 0xFFFFFFFF)
         return Status.SUCCESS
 
-    def _land(self, request: _Request, here: memoryview, data: bytes) -> None:
+    def _land(self, request: Request, here: memoryview, data: bytes) -> None:
         here[:] = data
         request.checksum = zlib.crc32(data)
 
@@ -586,13 +549,13 @@ class SimQueuePair(QueuePair):
         self._deliver(Opcode.RECV, len(data), None)
         return Status.SUCCESS
 
-    def _refuse(self, receive: _Receive, status: int) -> int:
+    def _refuse(self, receive: Receive, status: int) -> int:
         self._push_recv(WorkCompletion(receive.wr_id, status, Opcode.RECV, 0, None, self.qp_num))
         self.fail()
         return Status.REM_INV_REQ_ERR
 
     # -- completion --------------------------------------------------------------------------------
-    def _complete_head(self, request: _Request, status: int) -> None:
+    def _complete_head(self, request: Request, status: int) -> None:
         self._requests.popleft()
         self._executed.append(request)
         if status == Status.SUCCESS:
@@ -603,7 +566,7 @@ class SimQueuePair(QueuePair):
         else:
             self.fail(keep=request)
 
-    def _complete(self, request: _Request, status: int) -> None:
+    def _complete(self, request: Request, status: int) -> None:
         """Completions leave in order: one that is due too early delivers those before it first."""
         while request in self._executed:
             head = self._executed.popleft()
@@ -611,13 +574,13 @@ class SimQueuePair(QueuePair):
                 self._unchanged(head.op, head)
                 self._push_send(head, status if head is request else Status.SUCCESS)
 
-    def _push_send(self, request: _Request, status: int) -> None:
+    def _push_send(self, request: Request, status: int) -> None:
         def polled() -> None:
             self._send_outstanding -= 1
 
         length = request.length if status == Status.SUCCESS else 0
         self._queues[0].push(
-            WorkCompletion(request.wr_id, status, _OPCODES[request.op], length, None, self.qp_num),
+            WorkCompletion(request.wr_id, status, OPCODES[request.op], length, None, self.qp_num),
             polled,
         )
 
@@ -627,7 +590,7 @@ class SimQueuePair(QueuePair):
 
         self._queues[1].push(completion, polled)
 
-    def _count(self, request: _Request) -> None:
+    def _count(self, request: Request) -> None:
         counters = self._process.counters
         if request.op == "read":
             counters["reads"] += 1
@@ -639,7 +602,7 @@ class SimQueuePair(QueuePair):
             counters["sends" if request.op == "send" else "atomics"] += 1
 
     # -- the end -----------------------------------------------------------------------------------
-    def fail(self, keep: _Request | None = None) -> None:
+    def fail(self, keep: Request | None = None) -> None:
         """To ERROR: flush what is outstanding; the peer follows after a delay."""
         if self._state == State.ERROR:
             return

@@ -200,6 +200,10 @@ class VerbsQueuePair(QueuePair):
             port=service.port,
         ).pack()
 
+    def listen(self) -> None:
+        self._check()
+        self._opened.service.start()
+
     def connect(self, peer_address: bytes, active: bool) -> None:
         self._check()
         peer = verbs_link.Address.unpack(peer_address)

@@ -1,7 +1,8 @@
 """Which ring a completion is for: see ack_router.pyx."""
-from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint16_t, uint64_t
 
-from kdirect.rdma.contract cimport CompletionQueue, QueuePair
+from kdirect.rdma.contract cimport CompletionQueue
+from kdirect.rdma.credit_ring cimport CreditRing, WriteQueue
 
 cdef enum:
     FILES = 65536              # file ids are 16 bits
@@ -10,26 +11,15 @@ cdef enum:
     DATA = 2                   # the WRITE before a notice
 
 
-cdef class AckReceiver:
+cdef class AckReceiver(CreditRing):
     cdef int c_take_acks(self, uint16_t file_id, uint16_t count) noexcept nogil
-    cdef void c_send_done(self) noexcept nogil
     cdef void c_atomic_done(self) noexcept nogil
 
 
-cdef class AckRouter:
-    cdef QueuePair _qp
-    cdef CompletionQueue _send_cq
+cdef class AckRouter(WriteQueue):
     cdef CompletionQueue _recv_cq
     cdef dict _receivers
     cdef void* _by_file[FILES]
     cdef uint8_t _stray[FILES]     # 1: news came of a file id that no receiver has
     cdef readonly uint64_t strays  # how often it did
-    cdef readonly uint64_t sends_under_way
-    cdef readonly uint64_t requests_under_way, limit   # over all rings; the peer keeps `limit`
-                                                       # receives posted
-    cdef uint32_t _status          # first bad completion status, or 1000 + errno; 0: none
     cdef int64_t _spin_ns
-    cdef object _monotonic         # the environment's clock, for waits that are longer than a spin
-
-    cdef int c_drain(self) noexcept nogil
-    cdef void c_fail(self, int error) noexcept nogil

@@ -1,10 +1,10 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """Which ring a completion is for: the completions of one queue pair (KafkaDirect §4.2.2).
 
-Owns: the two completion queues of a queue pair whose rings (`kdirect.wire.credit_ring`) send WRITEs
-and get acknowledgements, the receives that are kept posted for these, and the table of file ids.  A
-file id is the 16 bits that name a ring to both sides; a producer's ring has that of the file that
-was granted.  What may not enter: what an acknowledgement says, which its receiver reads.
+Owns: the two completion queues of a queue pair whose rings (`kdirect.wire.produce_ring`) send
+WRITEs and get acknowledgements, the receives that are kept posted for these, and the table of file
+ids.  A file id is the 16 bits that name a ring to both sides; a producer's ring has that of the
+file that was granted.  What may not enter: what an acknowledgement says, which its receiver reads.
 
 A completion on the send queue carries in its work request's id the file id that the WRITE, or an
 atomic, was for.  The immediate data of one on the receive queue, ``file id << 16 | count``, says
@@ -26,56 +26,41 @@ from kdirect.rdma.contract cimport (
     QueuePair,
     work_completion,
 )
-
-from kdirect.rdma.contract import STATUS_NAMES
+from kdirect.rdma.credit_ring cimport ERRNO_STATUS, CreditRing, WriteQueue
 
 cdef enum:
     POLL = 64
 
 
-cdef class AckReceiver:
-    """Something that completions and acknowledgements of its file ids are handed to."""
+cdef class AckReceiver(CreditRing):
+    """A ring that acknowledgements under its file ids are handed to, and its completions."""
 
     cdef int c_take_acks(self, uint16_t file_id, uint16_t count) noexcept nogil:
         """`count` acknowledgements are new under this file id; the number of answers among
         them."""
         return 0
 
-    cdef void c_send_done(self) noexcept nogil:
-        """A WRITE has completed."""
-
     cdef void c_atomic_done(self) noexcept nogil:
         """An atomic has completed."""
 
 
-cdef class AckRouter:
+cdef class AckRouter(WriteQueue):
     """Polls one queue pair's completions and hands them, and acknowledgements, to the receiver
     whose file id they are for.
 
-    `receives` are posted at once; `limit`: WRITEs that may be unacknowledged over all rings;
-    `spin_us`: how long a wait polls before it sleeps; `monotonic`: the clock (seconds) of waits.
+    `receives` are posted at once; `limit`: WRITEs that may be unacknowledged over all rings, which
+    the peer keeps receives posted for; `spin_us`: how long a wait polls before it sleeps;
+    `monotonic`: the clock (seconds) of waits.
     """
 
     def __init__(self, QueuePair qp, CompletionQueue send_cq, CompletionQueue recv_cq,
                  int receives, int limit, spin_us=50, monotonic=time.monotonic):
-        self._qp = qp
-        self._send_cq = send_cq
+        WriteQueue.__init__(self, qp, send_cq, limit, monotonic)
         self._recv_cq = recv_cq
         self._receivers = {}
-        self.limit = limit
         self._spin_ns = int(spin_us) * 1000
-        self._monotonic = monotonic
         for _ in range(receives):
             qp.post_recv(0)
-
-    @property
-    def broken(self):
-        """Why the queue pair is unusable, or an empty string."""
-        if self._status == 0:
-            return ""
-        if self._status >= 1000:
-            return f"errno {self._status - 1000}"
-        return STATUS_NAMES.get(self._status, str(self._status))
 
     def attach(self, int file_id, AckReceiver receiver):
         """Hand what comes for `file_id` to `receiver`."""
@@ -119,7 +104,7 @@ cdef class AckRouter:
             n = self._recv_cq.c_poll(wcs, POLL)
             if n <= 0:
                 if n < 0 and self._status == 0:
-                    self._status = <uint32_t> (1000 - n)
+                    self._status = <uint32_t> (ERRNO_STATUS - n)
                 break
             for i in range(n):
                 if wcs[i].status != WC_SUCCESS:
@@ -138,11 +123,6 @@ cdef class AckRouter:
             if n < POLL:
                 break
         return -1 if self._status != 0 else got
-
-    cdef void c_fail(self, int error) noexcept nogil:
-        """A post was refused with this errno: the queue pair cannot be used any more."""
-        if self._status == 0:
-            self._status = <uint32_t> (1000 + error)
 
     def drain(self):
         """Take what is there without waiting; the number of acknowledgements."""

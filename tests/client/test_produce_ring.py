@@ -13,7 +13,7 @@ from kdirect.errors import QueuePairError
 from kdirect.format import layout
 from kdirect.rdma.contract import Opcode
 from kdirect.wire.ack_router import AckRouter
-from kdirect.wire.credit_ring import CreditRing
+from kdirect.wire.produce_ring import ProduceRing
 from tests.rdma.conftest import End, Rig
 
 ID = 7
@@ -35,7 +35,7 @@ class Pair:
         self.near: End
         self.near, self.far = rig.pair()
         self.router = AckRouter(self.near.qp, self.near.send_cq, self.near.recv_cq, 64, limit)
-        self.ring = CreditRing(self.router, self.near.qp, window)
+        self.ring = ProduceRing(self.router, self.near.qp, window)
         self.router.attach(ID, self.ring)
         self.expect(receives)
         self.arrived: list[tuple[int, int, bytes]] = []  # file id, order, the bytes of their slot
@@ -44,7 +44,7 @@ class Pair:
         for _ in range(writes):
             self.far.qp.post_recv(0)
 
-    def post(self, text: bytes, file_id: int = ID, ring: CreditRing | None = None) -> bool:
+    def post(self, text: bytes, file_id: int = ID, ring: ProduceRing | None = None) -> bool:
         """WRITE `text` into the slot of the far end that its number names."""
         ring = ring or self.ring
         slot = (ring.posted % ring.window + (file_id - ID) * ring.window) * SLOT_BYTES
@@ -145,7 +145,7 @@ def test_more_credits_than_were_taken_are_not_believed(rig: Rig) -> None:
 
 def test_rings_of_one_queue_pair_share_its_receives(rig: Rig) -> None:
     pair = Pair(rig, limit=3)
-    other = CreditRing(pair.router, pair.near.qp, CREDITS)
+    other = ProduceRing(pair.router, pair.near.qp, CREDITS)
     pair.router.attach(ID + 1, other)
     assert [pair.post(b"a"), pair.post(b"b"), pair.post(b"c", ID + 1, other)] == [True] * 3
     assert not pair.post(b"d") and not pair.post(b"d", ID + 1, other)

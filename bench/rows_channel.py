@@ -1,0 +1,392 @@
+"""Bench rows of channels (Slash section 6): what footers, checksums and credits add to the
+machine's own copies and cache lines.
+
+The receiver is a process of its own, on the other core, and polls; both spin.  Every figure
+alternates with its limit in short rounds of one run, and is a median of the rounds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from typing import Any
+
+Figure = dict[str, Any]
+
+SLOT_BYTES = 64 << 10
+FOOTER_BYTES = 32
+LOG_BYTES = 32 << 20  # what is sent from: far more than a cache holds of it
+BUFFERS = 512  # of a round: 32 MiB
+LATENCY_BYTES = 64
+ROUND_TRIPS = 5000
+CREDIT_GROUP = 4
+
+
+class Other:
+    """The other process; `call(name, ...)` runs one of `Served`'s methods there."""
+
+    def __init__(self) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, __file__, "other"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def start(self, *call: Any) -> None:
+        assert self.process.stdin is not None
+        print(json.dumps(call), file=self.process.stdin, flush=True)
+
+    def finish(self) -> Any:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            raise RuntimeError("the other process ended")
+        return json.loads(line)
+
+    def call(self, *call: Any) -> Any:
+        self.start(*call)
+        return self.finish()
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        for pipe in (self.process.stdin, self.process.stdout):
+            with contextlib.suppress(BrokenPipeError):
+                pipe.close()  # type: ignore[union-attr]
+
+
+class Served:
+    """One end of a channel each way, and plain shared memory; in both processes."""
+
+    def __init__(self, provider: str, core: int) -> None:
+        from kdirect.rdma import open_device
+        from kdirect.rdma.channel import ChannelSet
+        from kdirect.rdma.contract import Memory
+
+        spread(core)
+        self.channels = ChannelSet(open_device(provider), most=2, slot_bytes=SLOT_BYTES)
+        self.sender = self.channels.sender("the other process")
+        self.receiver = self.channels.receiver("the other process")
+        self.log = self.channels.register(Memory.anonymous(LOG_BYTES))
+        memoryview(self.log.memory)[:] = os.urandom(1 << 20) * (LOG_BYTES >> 20)
+        self.bare = Memory.anonymous(self.channels.slots * SLOT_BYTES)
+        memoryview(self.bare)[:] = bytes(self.bare.length)
+        self.words = Memory.anonymous(4096)
+
+    def offers(self) -> tuple[str, str, int, int]:
+        return self.sender.offer.hex(), self.receiver.offer.hex(), self.bare.fd, self.words.fd
+
+    def accept(self, offer: str) -> None:
+        self.receiver.connect(bytes.fromhex(offer))
+
+    def join(self, offer: str) -> None:
+        self.sender.connect(bytes.fromhex(offer))
+
+    def share(self, pid: int, fd: int, words_fd: int) -> None:
+        """Map the bare memory of the other process."""
+        from kdirect.rdma.contract import Memory
+
+        with open(f"/proc/{pid}/fd/{fd}", "r+b") as f:
+            self.theirs = Memory.map(f.fileno(), self.bare.length, True)
+        with open(f"/proc/{pid}/fd/{words_fd}", "r+b") as f:
+            self.their_words = Memory.map(f.fileno(), 4096, True)
+
+    def receive(self, count: int) -> float:
+        """CPU seconds for `count` buffers."""
+        from kdirect.rdma import channel_probe
+
+        before = cpu_seconds()
+        channel_probe.receive_loop(self.receiver, count)
+        return cpu_seconds() - before
+
+    def receive_asleep(self, count: int) -> None:
+        """As `receive`, asleep whenever there is nothing."""
+        while count:
+            if self.receiver.poll():
+                self.receiver.release()
+                count -= 1
+            else:
+                self.channels.wait(1000)
+        self.channels.wait(0)  # returns the credits that are due
+
+    def send_asleep(self, count: int, begin: int) -> None:
+        """Send from the log, asleep whenever there is no credit; until all is given back."""
+        slots = LOG_BYTES // SLOT_BYTES
+        for i in range(begin, begin + count):
+            at = i % slots * SLOT_BYTES
+            while not self.sender.send_from(
+                self.log, at, SLOT_BYTES - FOOTER_BYTES, wake=i == begin + count - 1
+            ):
+                self.channels.wait(1000)
+        while self.sender.acknowledged < self.sender.posted:
+            self.channels.wait(1)
+            self.sender.refresh()
+
+    def bare_receive(self, count: int) -> int:
+        from kdirect.rdma import channel_probe
+
+        return channel_probe.bare_receive_loop(
+            self.bare, self.words, SLOT_BYTES, count, CREDIT_GROUP
+        )
+
+    def bounce(self, count: int) -> int:
+        from kdirect.rdma import channel_probe
+
+        return channel_probe.bounce(
+            self.sender, self.receiver, self.log, LATENCY_BYTES, count, False
+        )
+
+    def bare_bounce(self, count: int) -> int:
+        from kdirect.rdma import channel_probe
+
+        return channel_probe.bare_bounce(self.bare, self.theirs, LATENCY_BYTES, count, False)
+
+
+def cpu_seconds() -> float:
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
+
+
+def spread(core: int) -> None:
+    """One process a core, where there are two."""
+    allowed = list(range(os.cpu_count() or 1))
+    with contextlib.suppress(OSError):
+        os.sched_setaffinity(0, {allowed[core % len(allowed)]})
+
+
+@contextlib.contextmanager
+def connected(provider: str) -> Any:
+    """(this side, the other process), connected both ways."""
+    allowed = os.sched_getaffinity(0)
+    other = Other()
+    try:
+        other.call("open", provider)
+        near = Served(provider, 1)
+        sends, receives, *descriptors = other.call("offers")
+        my_sends, my_receives, *my_descriptors = near.offers()
+        near.accept(sends)
+        other.call("accept", my_sends)
+        near.join(receives)
+        other.call("join", my_receives)
+        if provider == "shm":
+            near.share(other.process.pid, *descriptors)
+            other.call("share", os.getpid(), *my_descriptors)
+        yield near, other
+        near.channels.close()
+    finally:
+        os.sched_setaffinity(0, allowed)
+        other.close()
+
+
+def bandwidth_round(near: Served, other: Other, buffers: int, begin: int) -> tuple[float, float]:
+    """(bytes a second, CPU seconds of the receiver) of one round of whole buffers."""
+    from kdirect.rdma import channel_probe
+
+    warm = 2 * CREDIT_GROUP
+    other.start("receive", warm + buffers)
+    ns = channel_probe.send_loop(
+        near.sender, near.log, SLOT_BYTES - FOOTER_BYTES, LOG_BYTES, buffers, begin, warm
+    )
+    return buffers * SLOT_BYTES / ns * 1e9, other.finish()
+
+
+def channel_bandwidth(seconds: float, quick: bool) -> list[Figure]:
+    """Buffers of 64 KiB against a memcpy of the same bytes into a bare ring of shared memory whose
+    bytes the other process reads; and against a memcpy whose bytes nobody reads."""
+    from kdirect.rdma import channel_probe, shm_probe
+
+    buffers = 64 if quick else BUFFERS
+    warm = 2 * CREDIT_GROUP
+    with connected("shm") as (near, other):
+        ours: list[float] = []
+        read: list[float] = []
+        unread: list[float] = []
+        mine_cpu = other_cpu = 0.0
+        end = time.perf_counter() + (0.5 if quick else seconds)
+        while time.perf_counter() < end or len(ours) < 5:
+            begin = 3 * len(ours) * buffers
+            before = cpu_seconds()
+            rate, cpu = bandwidth_round(near, other, buffers, begin)
+            mine_cpu += cpu_seconds() - before
+            other_cpu += cpu
+            ours.append(rate)
+            other.start("bare_receive", warm + buffers)
+            ns = channel_probe.bare_send_loop(
+                near.theirs,
+                near.their_words,
+                near.log,
+                SLOT_BYTES,
+                buffers,
+                begin + buffers,
+                warm,
+            )
+            other.finish()
+            read.append(buffers * SLOT_BYTES / ns * 1e9)
+            ns = shm_probe.memcpy_loop(
+                near.theirs.address,
+                near.log.address,
+                SLOT_BYTES,
+                near.theirs.length,
+                LOG_BYTES,
+                buffers,
+                begin + 2 * buffers,
+            )
+            unread.append(buffers * SLOT_BYTES / ns * 1e9)
+        near.sender.wait_completed()
+        sent = near.sender.posted
+        writes = near.channels.device.statistics()["writes"]
+        if writes != sent:
+            raise RuntimeError(f"{writes} WRITEs for {sent} buffers")
+        total = sent * SLOT_BYTES
+        settings = {
+            "bytes": SLOT_BYTES,
+            "slots": near.channels.slots,
+            "log_bytes": LOG_BYTES,
+            "rounds": len(ours),
+            "quartiles": quartiles(ours),
+            "writes_per_buffer": writes / sent,
+            "sender_gb_per_cpu_s": round(total / mine_cpu / 1e9, 2),
+            "receiver_gb_per_cpu_s": round(total / other_cpu / 1e9, 2),
+            "processes": 2,
+        }
+        return [
+            {
+                "row": f"channel-bandwidth{suffix}",
+                "value": statistics.median(ours) / 1e9,
+                "unit": "GB/s",
+                "against": against,
+                "against_value": statistics.median(theirs) / 1e9,
+                "ratio": statistics.median(ours) / statistics.median(theirs),
+                "settings": {**settings, "against_quartiles": quartiles(theirs)},
+            }
+            for suffix, against, theirs in (
+                ("", "memcpy that the other process reads", read),
+                (".unread", "memcpy that nobody reads", unread),
+            )
+        ]
+
+
+def quartiles(rates: list[float]) -> list[float]:
+    return [round(q / 1e9, 2) for q in statistics.quantiles(rates)]
+
+
+def channel_latency(seconds: float, quick: bool) -> list[Figure]:
+    """A round trip of 64 bytes against one of bare shared memory; both sides spin."""
+    from kdirect.rdma import channel_probe
+
+    count = 500 if quick else ROUND_TRIPS
+    with connected("shm") as (near, other):
+        ours: list[float] = []
+        theirs: list[float] = []
+        end = time.perf_counter() + (0.5 if quick else seconds)
+        while time.perf_counter() < end or len(ours) < 5:
+            other.start("bounce", count)
+            ns = channel_probe.bounce(
+                near.sender, near.receiver, near.log, LATENCY_BYTES, count, True
+            )
+            other.finish()
+            ours.append(ns / count)
+            other.start("bare_bounce", count)
+            ns = channel_probe.bare_bounce(near.bare, near.theirs, LATENCY_BYTES, count, True)
+            other.finish()
+            theirs.append(ns / count)
+        return [
+            {
+                "row": "channel-latency",
+                "value": statistics.median(ours),
+                "unit": "ns",
+                "against": "bare shared memory",
+                "against_value": statistics.median(theirs),
+                "ratio": statistics.median(ours) / statistics.median(theirs),
+                "settings": {
+                    "bytes": LATENCY_BYTES,
+                    "rounds": len(ours),
+                    "round_trips": count,
+                    "quartiles": [round(q) for q in statistics.quantiles(ours)],
+                    "bare_quartiles": [round(q) for q in statistics.quantiles(theirs)],
+                    "lower_is_better": True,
+                    "processes": 2,
+                },
+            }
+        ]
+
+
+def channel_verbs(seconds: float, quick: bool) -> list[Figure]:
+    """Buffers of 64 KiB over real verbs against perftest's WRITEs of as many bytes over the same
+    device; the WRITEs are counted.  Both ends sleep when they have nothing to do: a guest's cores
+    are those of its software RNIC too."""
+    from rows_verbs import perftest
+
+    from kdirect.rdma import verbs_choice
+
+    found = [
+        (port, gid)
+        for port in verbs_choice.devices()
+        if port.active
+        for gid in port.gids
+        if gid.address.ipv4_mapped is not None
+    ]
+    if not found:
+        raise RuntimeError("no RDMA device with an IPv4 address; make bench-rdma has one")
+    port, gid = found[0]
+    buffers = 320
+    with connected("verbs") as (near, other):
+        ours: list[float] = []
+        theirs: list[float] = []
+        end = time.monotonic() + seconds
+        while not ours or (not quick and time.monotonic() < end):
+            options = ["-s", str(SLOT_BYTES), "-n", str(buffers)]
+            theirs.append(perftest("ib_write_bw", port.device, gid.index, gid.ip, options)[3])
+            other.start("receive_asleep", buffers)
+            start = time.perf_counter()
+            near.send_asleep(buffers, len(ours) * buffers)
+            ours.append(buffers * SLOT_BYTES / (time.perf_counter() - start) / (1 << 20))
+            other.finish()
+        near.sender.wait_completed()
+        sent = near.sender.posted
+        writes = near.channels.device.statistics()["writes"]
+    settings = {
+        "bytes": SLOT_BYTES,
+        "device": port.device,
+        "gid_index": gid.index,
+        "rounds": len(ours),
+    }
+    return [
+        {
+            "value": statistics.median(ours),
+            "unit": "MiB/s",
+            "against": "ib_write_bw",
+            "against_value": statistics.median(theirs),
+            "settings": {"what": "buffers through a channel", **settings},
+        },
+        {
+            "value": writes,
+            "unit": "WRITEs",
+            "against": "buffers",
+            "against_value": sent,
+            "settings": {"what": "WRITEs of the sender", **settings},
+        },
+    ]
+
+
+def main() -> None:
+    served: Served | None = None
+    for line in sys.stdin:
+        name, *arguments = json.loads(line)
+        if name == "open":
+            served = Served(*arguments, 0)
+            answer = None
+        else:
+            answer = getattr(served, name)(*arguments)
+        print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    main()

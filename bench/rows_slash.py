@@ -1,0 +1,234 @@
+"""Bench rows of the state engine: whole jobs over topics, beside the same executors that read and
+decode the topic and drop what they read, and beside the baseline that partitions rows.
+
+Each job takes its topic in three batches.  The first one warms it up; the other two are measured,
+from the request for them until their output is here, and so is the executors' CPU time.  Rates are
+of records in the topic.  All modes run in turn, round after round; figures are medians.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import kdirect
+import kdirect.state
+import kdirect.workloads
+from kdirect.client.session import Session
+from kdirect.model import TopicPartition
+from kdirect.state.plan import AggregatePlan, plan_from_json
+from kdirect.state.source import TopicSource
+
+Figure = dict[str, Any]
+
+EXECUTORS = 2
+PARTITIONS = 4
+MODES = (("slash", "colocated"), ("uppar", "colocated"), ("uppar", "split"))
+KEYS = (1_000, 100_000, 10_000_000)
+ZIPF = (0.2, 0.6, 1.0, 1.4, 2.0)
+TICKS = os.sysconf("SC_CLK_TCK")
+DROP = "read and dropped"
+
+
+def figure(
+    row: str, value: float, unit: str, against: str, against_value: float, **settings: Any
+) -> Figure:
+    return {
+        "row": row,
+        "value": value,
+        "unit": unit,
+        "against": against,
+        "against_value": against_value,
+        "ratio": value / against_value,
+        "settings": settings,
+    }
+
+
+def cpu_seconds(pids: list[int]) -> float:
+    """What processes have used, in user and kernel mode."""
+    ticks = 0
+    for pid in pids:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        ticks += int(fields[11]) + int(fields[12])
+    return ticks / TICKS
+
+
+def timed_job(
+    bootstrap: str, plan: AggregatePlan, records: int, mode: str, layout: str
+) -> tuple[float, float]:
+    """Seconds, and CPU seconds of the executors, for the second and third of three batches."""
+    with kdirect.state.run(
+        plan,
+        bootstrap,
+        executors=EXECUTORS,
+        mode=mode,
+        layout=layout,
+        until="latest",
+        batch_records=records,
+        snapshot_interval=3_600_000,
+    ) as job:
+        next(job)
+        pids = [process.pid for process in job.server.processes.values()]
+        before, began = cpu_seconds(pids), time.monotonic()
+        next(job)
+        next(job)
+        return time.monotonic() - began, cpu_seconds(pids) - before
+
+
+class Dropper:
+    """A process that reads and decodes the partitions of one executor, and drops the rows."""
+
+    def __init__(self, bootstrap: str, plan: AggregatePlan, executor: int) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, __file__, bootstrap, json.dumps(plan.to_json()), str(executor)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def start(self, first: int, end: int) -> None:
+        assert self.process.stdin is not None
+        print(first, end, file=self.process.stdin, flush=True)
+
+    def finish(self) -> None:
+        assert self.process.stdout is not None
+        if not self.process.stdout.readline():
+            raise RuntimeError("the process that reads and drops ended")
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+def drop(bootstrap: str, plan: AggregatePlan, executor: int) -> None:
+    """Serve a Dropper: ranges of offsets from standard input, of all partitions of this one."""
+    (given,) = plan.inputs
+    with kdirect.connect(bootstrap) as session:
+        for line in sys.stdin:
+            first, end = map(int, line.split())
+            for partition in range(executor, PARTITIONS, EXECUTORS):
+                tp = TopicPartition(given.topic, partition)
+                columns = plan.columns_kept(0)
+                with TopicSource(session, given, tp, first, end, columns=columns) as source:
+                    for _ in source.blocks():
+                        pass
+            print("done", flush=True)
+
+
+def timed_drop(bootstrap: str, plan: AggregatePlan, records: int) -> tuple[float, float]:
+    """As `timed_job`, of processes that only read and decode."""
+    droppers = [Dropper(bootstrap, plan, i) for i in range(EXECUTORS)]
+    try:
+        each = records // PARTITIONS
+        for dropper in droppers:
+            dropper.start(0, each)
+        for dropper in droppers:
+            dropper.finish()
+        pids = [dropper.process.pid for dropper in droppers]
+        before, began = cpu_seconds(pids), time.monotonic()
+        for batch in (1, 2):
+            for dropper in droppers:
+                dropper.start(batch * each, (batch + 1) * each)
+            for dropper in droppers:
+                dropper.finish()
+        return time.monotonic() - began, cpu_seconds(pids) - before
+    finally:
+        for dropper in droppers:
+            dropper.close()
+
+
+def write(session: Session, topic: str, records: int, **keys: Any) -> AggregatePlan:
+    """Three batches of `records` of YSB in a topic; the plan over it."""
+    workload = kdirect.workloads.ysb(**keys)
+    (stream,) = workload.streams.values()
+    kdirect.workloads.write(session, stream, topic, records=3 * records, partitions=PARTITIONS)
+    return workload.plan(topic)
+
+
+def measured(
+    bootstrap: str, plan: AggregatePlan, records: int, rounds: int
+) -> dict[str, tuple[list[float], list[float]]]:
+    """By mode: records a second, and a CPU second, of each round."""
+    found: dict[str, tuple[list[float], list[float]]] = {}
+    for _ in range(rounds):
+        timed = {DROP: timed_drop(bootstrap, plan, records)}
+        for mode, layout in MODES:
+            name = mode if mode == "slash" else f"{mode} {layout}"
+            timed[name] = timed_job(bootstrap, plan, records, mode, layout)
+        for name, (seconds, cpu) in timed.items():
+            rates, per_cpu = found.setdefault(name, ([], []))
+            rates.append(2 * records / seconds)
+            per_cpu.append(2 * records / max(cpu, 1 / TICKS))
+    return found
+
+
+def compared(
+    row: str, found: dict[str, tuple[list[float], list[float]]], **settings: Any
+) -> list[Figure]:
+    """Slash against each of the others, by time and by CPU time."""
+    figures = []
+    for which, unit in enumerate(("M records/s", "M records/CPU s")):
+        slash = [rate / 1e6 for rate in found["slash"][which]]
+        for name in found:
+            if name == "slash":
+                continue
+            other = statistics.median(found[name][which]) / 1e6
+            figures.append(
+                figure(
+                    row,
+                    statistics.median(slash),
+                    unit,
+                    name,
+                    other,
+                    **settings,
+                    executors=EXECUTORS,
+                    low=min(slash),
+                    high=max(slash),
+                )
+            )
+    return figures
+
+
+def _sizes(seconds: float, quick: bool, settings: int) -> tuple[int, int]:
+    """Records of a batch and rounds.  A round of a setting takes some eight seconds beside them."""
+    if quick:
+        return 50_000, 1
+    return 4_000_000, max(3, int(seconds / settings / 12))
+
+
+def slash_engine(seconds: float, quick: bool) -> list[Figure]:
+    """YSB by number of keys."""
+    records, rounds = _sizes(seconds, quick, len(KEYS))
+    figures = []
+    with kdirect.Broker() as broker, kdirect.connect(broker.bootstrap_servers) as session:
+        for keys in KEYS[:1] if quick else KEYS:
+            plan = write(session, f"ysb{keys}", records, keys=keys)
+            found = measured(broker.bootstrap_servers, plan, records, rounds)
+            figures += compared("slash-engine", found, keys=keys)
+            session.admin.delete_topic(f"ysb{keys}")
+    return figures
+
+
+def slash_skew(seconds: float, quick: bool) -> list[Figure]:
+    """YSB by the exponent of a Zipf distribution of its keys, as figure 10d of the paper."""
+    records, rounds = _sizes(seconds, quick, len(ZIPF))
+    figures = []
+    with kdirect.Broker() as broker, kdirect.connect(broker.bootstrap_servers) as session:
+        for z in ZIPF[:1] if quick else ZIPF:
+            topic = f"zipf{int(z * 10)}"
+            plan = write(session, topic, records, keys=10_000_000, zipf=z)
+            found = measured(broker.bootstrap_servers, plan, records, rounds)
+            figures += compared("slash-skew", found, z=z)
+            session.admin.delete_topic(topic)
+    return figures
+
+
+if __name__ == "__main__":
+    server, text, number = sys.argv[1:]
+    drop(server, plan_from_json(json.loads(text)), int(number))  # type: ignore[arg-type]

@@ -1,0 +1,146 @@
+"""Bench rows of the state backend: updates and merges of one executor, on one core.
+
+The rates count rows a CPU second of the process.  Memory is recycled: every turn fills tables that
+the turns before it have warmed, as windows do.  DuckDB and pyarrow group the same rows, with one
+thread, from the same Arrow columns, and take turns with us; unlike ours their group-bys know no
+windows, keep nothing for the next block and may use fresh memory.  Our rows come in blocks of 64 Ki
+with event times, and go through the whole of `Backend.update`.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from rows_direct import _row
+
+from kdirect.format.fixed_layout import FixedLayout
+from kdirect.rdma.contract import Memory
+from kdirect.state import AggregatePlan, Input, Tumbling
+from kdirect.state.arena import PageMemory, StateMemory
+from kdirect.state.backend import Backend
+
+Row = dict[str, Any]
+
+BLOCK = 1 << 16
+CASES = ((1_000, 1 << 20), (100_000, 1 << 20), (2_000_000, 2_000_000))  # keys, rows
+WINDOW_US = 600_000_000
+EXECUTORS = 2
+
+
+def _plan() -> AggregatePlan:
+    layout = FixedLayout.of("k:int64", "v:int64", "time:int64")
+    given = Input(topic="t", value_format="fixed", layout=layout, time="time")
+    return AggregatePlan(input=given, keys=("k",), window=Tumbling(size_us=WINDOW_US),
+                         aggregates=("count", ("sum", "v")))  # fmt: skip
+
+
+def _backend(executors: int, executor: int, owners: list[int], memory: StateMemory,
+             **options: Any) -> Backend:  # fmt: skip
+    pages = PageMemory(Memory.anonymous, footer_bytes=32)
+    return Backend(_plan(), executor=executor, executors=executors, owners=owners, memory=memory,
+                   pages=pages, **options)  # fmt: skip
+
+
+def _rows(keys: int, rows: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(1)
+    k = rng.permutation(rows) if keys == rows else rng.integers(0, keys, rows)
+    times = np.sort(rng.integers(0, WINDOW_US - 1, rows))
+    return k, rng.integers(0, 1000, rows), times
+
+
+def _turns(seconds: float, functions: dict[str, Callable[[], object]]) -> dict[str, list[float]]:
+    """CPU seconds of each function, which take turns; the first turn of each is not counted."""
+    found: dict[str, list[float]] = {name: [] for name in functions}
+    end = time.perf_counter() + seconds
+    for function in functions.values():
+        function()
+    while time.perf_counter() < end or len(found[next(iter(found))]) < 3:
+        for name, function in functions.items():
+            begin = time.process_time()
+            function()
+            found[name].append(time.process_time() - begin)
+    return found
+
+
+def _updates(backend: Backend, k: np.ndarray, v: np.ndarray, times: np.ndarray) -> None:
+    for begin in range(0, len(k), BLOCK):
+        part = slice(begin, begin + BLOCK)
+        columns = {"k": pa.array(k[part]), "v": pa.array(v[part])}
+        backend.update(columns, len(k[part]), time_us=times[part])
+
+
+def state_update(seconds: float, quick: bool) -> list[Row]:
+    """count and sum by key and window, beside DuckDB's and pyarrow's group-by."""
+    import duckdb
+
+    pa.set_cpu_count(1)
+    connection = duckdb.connect()
+    connection.execute("set threads = 1")
+    out = []
+    for keys, rows in CASES[:1] if quick else CASES:
+        k, v, times = _rows(keys, rows)
+        backend = _backend(1, 0, [0] * 256, StateMemory.anonymous(1 << 30))
+        table = pa.table({"k": k, "v": v})
+        connection.register("given", table)
+
+        def ours(backend: Backend = backend, given: Any = (k, v, times)) -> None:
+            backend.clear()
+            _updates(backend, *given)
+
+        def theirs(table: pa.Table = table) -> object:
+            grouped = table.group_by("k", use_threads=False)
+            return grouped.aggregate([("v", "count"), ("v", "sum")])
+
+        def duck() -> object:
+            return connection.sql(
+                "select k, count(*), sum(v) from given group by k"
+            ).to_arrow_table()
+
+        turns = _turns(seconds / len(CASES), {"ours": ours, "duckdb": duck, "pyarrow": theirs})
+        groups = sum(b.num_rows for b in backend.trigger(WINDOW_US))
+        if groups != theirs().num_rows:
+            raise RuntimeError("the groups are not those of pyarrow")
+        rate = {name: rows / statistics.median(found) for name, found in turns.items()}
+        for name in ("duckdb", "pyarrow"):
+            out.append(_row("state-update", rate["ours"], "rows/s", f"{name}, one thread",
+                            rate[name], keys=keys, rows=rows, turns=len(turns["ours"]),
+                            best=rows / min(turns["ours"]),
+                            other_best=rows / min(turns[name])))  # fmt: skip
+    return out
+
+
+def state_merge(seconds: float, quick: bool) -> list[Row]:
+    """A leader merges what a helper made of the same rows: entries, or tuples."""
+    out = []
+    for keys, rows in CASES[:1] if quick else CASES:
+        given = _rows(keys, rows)
+        for mode in ("slash", "uppar"):
+            owners = [0] * 256
+            leader = _backend(EXECUTORS, 0, owners, StateMemory.anonymous(1 << 30))
+            helper = _backend(EXECUTORS, 1, owners, StateMemory.anonymous(1 << 30), mode=mode,
+                              adaptive_ratio=0)  # fmt: skip
+            _updates(helper, *given)
+            delta = helper.flush(0)
+            count = delta.entries if mode == "slash" else delta.tuples
+
+            def merge(leader: Backend = leader, delta: Any = delta) -> None:
+                leader.clear()
+                for page in delta.pages:
+                    leader.merge(1, page.address, page.length)
+
+            def update(helper: Backend = helper, given: Any = given) -> None:
+                _updates(helper, *given)
+                helper.release(helper.flush(0).pages)
+
+            turns = _turns(seconds / len(CASES) / 2, {"merge": merge, "update": update})
+            out.append(_row("state-merge", count / statistics.median(turns["merge"]),
+                            "entries/s" if mode == "slash" else "tuples/s",
+                            "rows/s of the helper's update and flush",
+                            rows / statistics.median(turns["update"]), keys=keys, rows=rows,
+                            mode=mode, count=count, pages=len(delta.pages)))  # fmt: skip
+    return out

@@ -1,0 +1,504 @@
+"""State that grows by rows: joins, lists and sessions, behind the interface of the backend.
+
+Owns: which rows go to which bucket and which leader, and what becomes of the groups of an ended
+window: pairs for a join, lists and aggregates else.  Chains and tuples are chains.pyx and
+tuples.pyx; rows.pyx says how a row is kept.  The delta of append state is the rows themselves, or
+the intervals.
+
+A session that aggregates without lists keeps intervals in place of rows (sessions.pyx).
+
+Invariants: a row is kept with the columns that the result needs, and nothing else; a row with a
+null in its key, which equals nothing, is kept only if an outer join gives it back; a row of several
+sliding windows is kept once for each of them that is open.  `trigger` gives its result in blocks,
+so that one key with many pairs needs no more memory than others; it is run to its end before
+anything else happens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from kdirect.errors import DeltaError, StateError, StateLimitError
+from kdirect.state.accumulators import Results, StateLayout, cell_of, layout_of
+from kdirect.state.arena import PageMemory, StateMemory
+from kdirect.state.chains import ChainTable
+from kdirect.state.keys import KeyShape, gather
+from kdirect.state.plan import AggregatePlan, JoinPlan
+from kdirect.state.rows import RowBlock, RowShape
+from kdirect.state.schema import arrow_type
+from kdirect.state.sessions import Cells, IntervalTable
+from kdirect.state.tuples import LONGEST_ROW_BYTES, ChainShape, TuplePages, parse_page
+from kdirect.state.windows import TIME_MAX, TIME_MIN, Session, Sliding
+
+MOST_OPEN_WINDOWS = 60_000
+SNAPSHOT_COLUMN = "rows"
+BLOCK_ROWS = 1 << 16
+
+
+class AppendDelta(NamedTuple):
+    """What a fragment had for its leader: (address, bytes) of each page, and how many rows."""
+
+    pages: list[tuple[int, int]]
+    entries: int
+    tuples: int
+
+
+def needs_append(plan: AggregatePlan | JoinPlan) -> bool:
+    """Whether the state of a plan is chains: of rows, or of the intervals of sessions."""
+    if isinstance(plan, JoinPlan) or isinstance(plan.window, Session):
+        return True
+    return any(not a.fixed_cell for a in plan.aggregates)
+
+
+def _layout(plan: AggregatePlan, keys: str) -> StateLayout:
+    """The states of the aggregates that are not lists."""
+    kinds = plan.input.types
+    cells = [
+        cell_of(a, None if a.column is None else kinds[a.column], plan.overflow)
+        for a in plan.aggregates
+        if a.fixed_cell
+    ]
+    return layout_of(cells, 1, keys=keys)
+
+
+class AppendState:
+    """The chains that one executor leads, and its fragments of the others'.
+
+    `owners[v]` is the executor that leads virtual partition v; any other number than those of
+    executors is nobody's: its rows are dropped (they are another's to replay).  The life of a batch
+    is `begin`, any number of `update`, `merge` and `flush`, and one `trigger`.
+    """
+
+    def __init__(
+        self,
+        plan: AggregatePlan | JoinPlan,
+        memory: StateMemory,
+        pages: PageMemory,
+        *,
+        executor: int,
+        executors: int,
+        owners: Sequence[int],
+    ) -> None:
+        self.plan: Any = plan
+        self.memory, self.pages = memory, pages
+        self.executor = executor
+        self.joins = isinstance(plan, JoinPlan)
+        self.window: Any = plan.window  # each method knows which of them it has
+        self.session = isinstance(plan.window, Session)
+        inputs = plan.inputs
+        first = inputs[0].types
+        names = self._keys(0)
+        self.keys = KeyShape([(name, arrow_type(first[name])) for name in names])
+        self.cells: Any = None  # Cells, of a plan that aggregates
+        check, timed = 0, False
+        if isinstance(plan, AggregatePlan):
+            layout = _layout(plan, repr([(f.name, f.type) for f in plan.input.schema]))
+            self.cells, check = Cells(layout), layout.check
+            timed = any(a.kind in ("first", "last") for a in plan.aggregates)
+        # Lists need the rows; everything else of a session is a state of each interval.
+        self.intervals = self.session and not self.joins and self._all_fixed()
+        if self.intervals:
+            shapes = [RowShape.of_words(2 + layout.words)]
+        else:
+            shapes = [
+                RowShape([(n, arrow_type(given.types[n])) for n in self._kept(side)])
+                for side, given in enumerate(inputs)
+            ]
+        gap = plan.window.gap_us if isinstance(plan.window, Session) else None
+        self.shape = ChainShape(self.keys.words, shapes, timed, gap, self.intervals, check)
+        self.owners = np.full(256, -1, np.int64)
+        self.own(owners)
+        self.tables: dict[int, ChainTable] = {}
+        self.fragments = {
+            leader: TuplePages(self.shape, pages, executor)
+            for leader in range(executors)
+            if leader != executor
+        }
+        # Intervals of other leaders' keys in this epoch.
+        self.partial: dict[int, IntervalTable] = {}
+        self.closed_before = TIME_MIN
+        self._ending: Iterator[pa.RecordBatch] | None = None  # the trigger that runs
+        self._closes = TIME_MIN
+
+    def _all_fixed(self) -> bool:
+        return all(a.fixed_cell for a in self.plan.aggregates)
+
+    def _keys(self, side: int) -> tuple[str, ...]:
+        return self.plan.keys_of(side) if isinstance(self.plan, JoinPlan) else self.plan.keys
+
+    def _kept(self, side: int) -> tuple[str, ...]:
+        """The columns that are kept of each row of a side; those of an aggregate's key lie in the
+        entry already."""
+        kept = self.plan.columns_kept(side)
+        if isinstance(self.plan, JoinPlan):
+            return kept
+        used = {a.column for a in self.plan.aggregates}
+        return tuple(name for name in kept if name in used)
+
+    def own(self, owners: Sequence[int]) -> None:
+        self.owners[:] = owners
+
+    # -- rows --------------------------------------------------------------------------------------
+
+    def begin(self, closed_before: int) -> None:
+        """A batch begins: rows of windows that ended before it are late."""
+        self.closed_before = closed_before
+
+    def update(self, columns: Mapping[str, pa.Array], times: np.ndarray, side: int = 0) -> int:
+        """Keep the rows of a block; how many of them were late.  `times` are their event times."""
+        self._settled()
+        n = len(times)
+        names = self._keys(side)
+        arrays = [_array(columns[name]) for name in names]
+        block = self.keys.encode(arrays, n)
+        nulls = _nulls(arrays, n) if self.joins else None
+        rows = np.arange(n, dtype=np.uint32)
+        late = times < self.window.late_below(self.closed_before)
+        keep = ~late
+        if nulls is not None and self.plan.how != ("left", "right")[side]:
+            keep &= ~nulls
+        leaders = self.owners[(block.hashes() >> np.uint64(56)).astype(np.int64)]
+        rows = rows[keep & (leaders >= 0)]
+        rows, buckets = self._buckets(rows, times)
+        if self.intervals:
+            self._unite(columns, block, rows, leaders, times)
+            return int(late.sum())
+        kept = [_array(columns[name]) for name in self._kept(side)]
+        for leader in np.unique(leaders[rows]):
+            mine = leaders[rows] == leader
+            self._put(int(leader), side, block, kept, rows[mine], buckets[mine], times, nulls)
+        return int(late.sum())
+
+    def _unite(
+        self,
+        columns: Mapping[str, pa.Array],
+        keys: Any,
+        rows: np.ndarray,
+        leaders: np.ndarray,
+        times: np.ndarray,
+    ) -> None:
+        """Bring rows into the intervals of their sessions."""
+        self.cells.point({n: _array(columns[n]) for n in self._kept(0)}, self.plan.overflow)
+        times = np.ascontiguousarray(times, np.int64)
+        for leader in np.unique(leaders[rows]):
+            if leader == self.executor:
+                table = self._table(0)
+            else:
+                table = self.partial.get(int(leader))
+                if table is None:
+                    table = self.partial[int(leader)] = self._new(0)
+            mine = np.ascontiguousarray(rows[leaders[rows] == leader])
+            table.update(keys, mine, times, self.executor)
+
+    def _buckets(self, rows: np.ndarray, times: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The buckets of rows; a row that falls into several open windows is there once for each.
+        A bucket is a whole window here, also for sliding ones."""
+        window = self.window
+        if self.session:
+            return rows, np.zeros(len(rows), np.int64)
+        last = (times[rows] - window.origin_us) // window.slide_us
+        if not isinstance(window, Sliding):
+            return rows, last
+        found_rows, found = [], []
+        open_from = window.closed_windows(self.closed_before)
+        for back in range(-(-window.size_us // window.slide_us)):
+            bucket = last - back
+            start = window.origin_us + bucket * window.slide_us
+            fits = (start + window.size_us > times[rows]) & (bucket >= open_from)
+            found_rows.append(rows[fits])
+            found.append(bucket[fits])
+        return np.concatenate(found_rows), np.concatenate(found)
+
+    def _put(
+        self,
+        leader: int,
+        side: int,
+        keys: Any,
+        kept: list[pa.Array],
+        rows: np.ndarray,
+        buckets: np.ndarray,
+        times: np.ndarray,
+        nulls: np.ndarray | None,
+    ) -> None:
+        if leader == self.executor:
+            parts = [(b, buckets == b) for b in np.unique(buckets)]
+        else:
+            parts = [(0, slice(None))]
+        for bucket, part in parts:
+            mine = np.ascontiguousarray(rows[part])
+            words = RowBlock(self.shape.rows[side], kept, mine)
+            if words.longest * 8 > LONGEST_ROW_BYTES:
+                raise StateLimitError(
+                    f"a row of {self.plan.inputs[side].name} has {words.longest * 8} bytes",
+                    hint=f"a row may have {LONGEST_ROW_BYTES}: choose fewer or shorter columns",
+                )
+            time = np.ascontiguousarray(times[mine]) if self.shape.timed else None
+            null = None if nulls is None else nulls[mine]
+            if leader == self.executor:
+                self._table(int(bucket)).append(keys, mine, words, side, time, null)
+            else:
+                to = np.ascontiguousarray(buckets[part])
+                self.fragments[leader].add(keys, mine, words, side, to, time, null)
+
+    def _table(self, bucket: int) -> ChainTable:
+        found = self.tables.get(bucket)
+        if found is None:
+            if len(self.tables) >= MOST_OPEN_WINDOWS:
+                raise StateLimitError(
+                    f"{len(self.tables)} windows are open at once",
+                    hint="make windows longer, or the allowed delay shorter",
+                )
+            found = self.tables[bucket] = self._new(bucket)
+        return found
+
+    def _new(self, bucket: int) -> ChainTable:
+        if self.intervals:
+            return IntervalTable(self.memory, self.shape, bucket, self.cells)
+        return ChainTable(self.memory, self.shape, bucket)
+
+    # -- deltas ------------------------------------------------------------------------------------
+
+    def flush(self, leader: int) -> AppendDelta:
+        """End the epoch of a fragment.  The pages are the caller's until `release`."""
+        fragment = self.fragments[leader]
+        table = self.partial.get(leader)
+        if table is not None:
+            table.write(fragment, table.table.scan())
+            table.drop()
+        rows = fragment.rows
+        return AppendDelta(fragment.take(), *((rows, 0) if self.intervals else (0, rows)))
+
+    def release(self, pages: Sequence[tuple[int, int]]) -> None:
+        for address, _ in pages:
+            self.pages.release(address)
+
+    def merge(self, sender: int, page: Any) -> int:
+        """Add the rows of a page of another executor; how many there were.  Raises DeltaError,
+        without any effect, unless all of it can be read and belongs here."""
+        self._settled()
+        parsed = parse_page(self.shape, page, sender)
+        self._check(parsed, sender)
+        self._add(parsed, sender)
+        return parsed.count
+
+    def _add(self, parsed: Any, lane: int | None) -> None:
+        if self.intervals:
+            self._table(0).add_intervals(parsed, lane)
+            return
+        for bucket, rows in parsed.buckets_of():
+            self._table(bucket).add_parsed(parsed, rows)
+
+    def _check(self, parsed: Any, sender: Any) -> None:
+        if not parsed.count:
+            return
+        foreign = self.owners[(parsed.hashes >> np.uint64(56)).astype(np.int64)] != self.executor
+        if foreign.any():
+            raise _misplaced(sender, "a key of another leader is in it")
+        if self.session:
+            bad = parsed.buckets != 0
+            ends = parsed.times < self.window.late_below(self.closed_before)
+            bad |= ends | (parsed.times < 0)
+            bad |= self._latest(parsed) > TIME_MAX - self.window.gap_us
+            bad |= self._latest(parsed) < parsed.times
+        else:
+            window = self.window
+            most = (TIME_MAX - window.size_us - window.origin_us) // window.slide_us
+            least = -(-window.size_us // window.slide_us)
+            bad = (parsed.buckets < max(-least, window.closed_windows(self.closed_before))) | (
+                parsed.buckets > most
+            )
+        if bad.any():
+            raise _misplaced(sender, "a row in it is of a window that is not open")
+
+    def _latest(self, parsed: Any) -> np.ndarray:
+        """The last event time of each tuple."""
+        if not self.intervals:
+            return parsed.times
+        return gather(0, parsed.sources, 0).view(np.int64)
+
+    # -- windows that end --------------------------------------------------------------------------
+
+    def trigger(self, closes: int) -> Iterator[pa.RecordBatch]:
+        """Yields the results of the windows that the clock has closed, in blocks, and drops them.
+        If it is left half way, the next trigger yields the rest first, and until then nothing else
+        may be done: groups that are being emitted lie in no table."""
+        for limit in ([self._closes] if self._ending is not None else []) + [closes]:
+            if self._ending is None:
+                self._closes, self._ending = limit, self._ended(limit)
+            yield from _Kept(self._ending)
+            self._ending = None
+
+    def _settled(self) -> None:
+        if self._ending is not None:
+            raise StateError("a trigger was left half way: the results of ended windows wait in it",
+                             hint="run the iterator of trigger() to its end")  # fmt: skip
+
+    def _ended(self, closes: int) -> Iterator[pa.RecordBatch]:
+        if self.session:
+            for table in self.tables.values():
+                yield from self._result(table, closes, None)
+                if not table.rows:
+                    table.drop()
+            return
+        window = self.window
+        first_open = window.closed_windows(closes)
+        for bucket in sorted(b for b in self.tables if b < first_open):
+            yield from self._result(self.tables[bucket], TIME_MAX, window.bounds(bucket))
+            self.tables.pop(bucket).drop()
+
+    def _result(
+        self, table: ChainTable, closes: int, bounds: tuple[int, int] | None
+    ) -> Iterator[pa.RecordBatch]:
+        if isinstance(self.plan, JoinPlan):
+            for left, right, start, end in table.pairs(self.plan.how, closes, BLOCK_ROWS):
+                sides = [dict(zip(self.shape.rows[i].names, self.shape.rows[i].decode(rows)))
+                         for i, rows in enumerate((left, right))]  # fmt: skip
+                yield self._batch(
+                    _bounds(bounds, start, end)
+                    + [sides[side][name] for side, name, _ in self.plan.columns]
+                )
+            return
+        for entries, lengths, rows, start, end in table.groups(closes, BLOCK_ROWS):
+            at = entries + np.uint64(8 * table.table.state_words)
+            columns = self.keys.decode(self.memory.address, at) if self.plan.keys else []
+            yield self._batch(
+                columns + _bounds(bounds, start, end) + self._aggregates(lengths, rows)
+            )
+
+    def _aggregates(self, lengths: np.ndarray, rows: np.ndarray) -> list[pa.Array]:
+        """The aggregates of groups, of which the first has the first lengths[0] rows, and so on."""
+        plan, times = self.plan, None
+        kept: dict[str, pa.Array] = {}
+        if self.intervals:
+            states, positions = self.cells.fold(lengths, rows)
+        else:
+            shape = self.shape.rows[0]
+            kept = dict(zip(shape.names, shape.decode(rows)))
+            if self.shape.timed:
+                times = gather(0, rows - np.uint64(8), 0).view(np.int64)
+            self.cells.point(kept, plan.overflow)
+            states, positions = self.cells.reduce(lengths, times)
+        results = Results(self.cells.layout, states.ctypes.data, positions, plan.overflow)
+        cells = iter(results.columns())
+        return [
+            next(cells) if a.fixed_cell else _lists(kept[str(a.column)], lengths)
+            for a in plan.aggregates
+        ]
+
+    def _batch(self, columns: list[pa.Array]) -> pa.RecordBatch:
+        return pa.RecordBatch.from_arrays(columns, schema=self.plan.output_schema)
+
+    # -- snapshots, and other processes ------------------------------------------------------------
+
+    def snapshot(self) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """Yields (virtual partition, its rows) of what this executor leads."""
+        self._settled()
+        parts: dict[int, list[bytes]] = {}
+        for table in self.tables.values():
+            positions = table.table.scan()
+            vparts = table.vparts(positions)
+            for vpart in np.unique(vparts):
+                parts.setdefault(int(vpart), []).extend(table.export(positions[vparts == vpart]))
+        for vpart in sorted(parts):
+            yield vpart, pa.record_batch([pa.array(parts[vpart], pa.binary())], [SNAPSHOT_COLUMN])
+
+    def restore(self, vpart: int, rows: pa.RecordBatch) -> None:
+        """Add what `snapshot` gave of a virtual partition, of this or any other executor."""
+        if rows.schema.names != [SNAPSHOT_COLUMN] or rows.schema.types != [pa.binary()]:
+            raise StateError(f"virtual partition {vpart} of a snapshot has no rows of this plan")
+        parsed = [
+            parse_page(self.shape, page.as_buffer(), f"snapshot of partition {vpart}")
+            for page in rows.column(0)
+        ]
+        for page in parsed:
+            if page.count and (page.hashes >> np.uint64(56) != np.uint64(vpart)).any():
+                raise _misplaced(f"snapshot of partition {vpart}", "a key of another one is in it")
+            if page.count and self.intervals and (self._latest(page) < page.times).any():
+                raise _misplaced(f"snapshot of partition {vpart}", "an interval ends early")
+        for page in parsed:
+            self._add(page, None)
+
+    def clear(self) -> None:
+        """Forget all state and what the fragments hold."""
+        self._ending = None
+        for table in self.tables.values():
+            table.drop()
+        for table in self.partial.values():
+            table.drop()
+        self.tables.clear()
+        for fragment in self.fragments.values():
+            self.release(fragment.take())
+
+    def blocks(self) -> list[tuple[int, int]]:
+        """[(position, log)] of the memory that tables use."""
+        tables = [*self.tables.values(), *self.partial.values()]
+        return [block for table in tables for block in table.blocks()]
+
+    def catalogue(self) -> list[dict[str, Any]]:
+        """What `adopt` needs to go on with the same memory in another process."""
+        self._settled()
+        return [table.catalogue() for table in self.tables.values()]
+
+    def adopt(self, catalogue: list[dict[str, Any]]) -> None:
+        """Go on with the tables of a catalogue, whose blocks the memory has taken over.  Raises
+        ValueError if what lies there is not what the catalogue says."""
+        for entry in catalogue:
+            table = self._new(0)
+            table.restore(entry)
+            if table.bucket in self.tables:
+                raise ValueError(f"bucket {table.bucket} occurs twice")
+            self.tables[table.bucket] = table
+
+
+class _Kept:
+    """Iterates over a generator that goes on living when its reader stops half way."""
+
+    def __init__(self, blocks: Iterator[pa.RecordBatch]) -> None:
+        self.blocks = blocks
+
+    def __iter__(self) -> _Kept:
+        return self
+
+    def __next__(self) -> pa.RecordBatch:
+        return next(self.blocks)
+
+
+def _array(given: Any) -> pa.Array:
+    return given.combine_chunks() if isinstance(given, pa.ChunkedArray) else given
+
+
+def _nulls(arrays: list[pa.Array], n: int) -> np.ndarray | None:
+    """Which rows have a null in their key; None if none has."""
+    found = None
+    for array in arrays:
+        if array.null_count:
+            null = array.is_null().to_numpy(zero_copy_only=False)
+            found = null if found is None else found | null
+    return found
+
+
+def _lists(values: pa.Array, lengths: np.ndarray) -> pa.Array:
+    """The values of each group as a list, without nulls."""
+    valid = values.is_valid().to_numpy(zero_copy_only=False)
+    ends = np.concatenate([[0], np.cumsum(lengths)])
+    before = np.concatenate([[0], np.cumsum(valid)])
+    offsets = pa.array(before[ends].astype(np.int32), pa.int32())
+    return pa.ListArray.from_arrays(offsets, values.drop_null())
+
+
+def _bounds(bounds: tuple[int, int] | None, start: np.ndarray, end: np.ndarray) -> list[pa.Array]:
+    """window_start and window_end: the same for all rows, or those of each one's session."""
+    if bounds is not None:
+        start, end = (np.full(len(start), b, np.int64) for b in bounds)
+    return [pa.array(start, pa.timestamp("us")), pa.array(end, pa.timestamp("us"))]
+
+
+def _misplaced(sender: Any, reason: str) -> DeltaError:
+    return DeltaError(
+        f"a page of executor {sender} cannot be merged: {reason}",
+        hint="all executors of a job must run the same plan and build of kdirect",
+    )

@@ -1,0 +1,573 @@
+"""What the coordinator of a job decides: which batches run, in what state, and who hears of it.
+
+Pure: `step(job, event)` gives a new state and effects, and the driver carries them out in order,
+each durable one before the next.  One coordinator for each job, at one attempt: whenever an
+executor is lost, or the coordinator itself starts again, a new attempt begins, every executor says
+hello with its header, and `recovery.decide` says how to go on.
+
+============  =====================================================================================
+phase         what is waited for
+============  =====================================================================================
+GATHERING     a hello of every executor, and the ends of the topics
+LISTENING     the receiving ends of all channels
+CONNECTING    the sending ends, and the restoring of what was lost
+RUNNING       `BatchDone` of every executor, for a batch of the recovery or a new one
+OFFERING      the caller, who may ask for the output of the last batch, or has it
+WAITING       new records, or the caller
+SNAPSHOT      the parts of a snapshot
+ENDED         nothing: stopped, finished or failed
+============  =====================================================================================
+
+=================  ================================================================================
+event              what it does
+=================  ================================================================================
+a message          of an executor, checked
+`Lost`             the connection to an executor broke: a new attempt
+`Ends`             the answer to `AskEnds`: first and next offset of every partition, and the time
+`Asked`            the caller wants the next output, and so has done with the one before: a commit
+`Handed`           the caller has the output that was to be handed out
+`StopAsked`        the caller wants no more; a snapshot is taken if nothing waits for a commit
+=================  ================================================================================
+
+=================  ================================================================================
+effect             what the driver does
+=================  ================================================================================
+`WriteAttempt`     make the number durable
+`LogBatch`         append to batches.log, durable before anything that follows
+`LogCommit`        append to commits.log, durable before anything that follows
+`Tell`             send a message to one executor
+`Disconnect`       close the connection to an executor; it comes back with a hello
+`AskEnds`          find the ends of the topics and answer `Ends`; where nothing was new, after a
+                   pause
+`HandOut`          collect the kept output of a batch from all executors and give it to the caller
+`WriteManifest`    make it durable: the snapshot exists from then on
+`ForgetSnapshot`   remove it, and the lines of batches.log up to a number
+`Finish`           the end: no more output, or an error
+=================  ================================================================================
+
+A batch is logged before it runs, a commit before the next batch is logged, and a snapshot is taken
+of committed batches only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from kdirect import errors
+from kdirect.errors import KdirectError, StateError, StateProtocolError
+from kdirect.state import recovery
+from kdirect.state.batches import (
+    NO_BATCH,
+    BatchRecord,
+    Commit,
+    Manifest,
+    Progress,
+    deal_partitions,
+)
+from kdirect.state.clock import VectorClock
+from kdirect.state.job import (
+    Asked,
+    AskEnds,
+    Disconnect,
+    Effect,
+    Effects,
+    Ends,
+    Event,
+    Finish,
+    ForgetSnapshot,
+    Handed,
+    HandOut,
+    Job,
+    LogBatch,
+    LogCommit,
+    Lost,
+    Phase,
+    Settings,
+    StopAsked,
+    Tell,
+    WriteAttempt,
+    WriteManifest,
+)
+from kdirect.state.messages import (
+    BatchDone,
+    Connect,
+    Failed,
+    Hello,
+    Listening,
+    NotRestored,
+    Ready,
+    Restore,
+    SnapshotDone,
+    StartBatch,
+    Stop,
+    TakeSnapshot,
+    Welcome,
+)
+from kdirect.state.ranges import (
+    check_kept,
+    closes_more,
+    idle_partitions,
+    next_ranges,
+    positions_after,
+)
+from kdirect.state.recovery import Resume, Situation, Step
+from kdirect.state.windows import TIME_MIN
+
+
+def open_job(
+    settings: Settings,
+    *,
+    attempt: int,
+    records: dict[int, BatchRecord],
+    committed: Commit | None,
+    manifests: tuple[Manifest, ...],
+) -> tuple[Job, Effects]:
+    """A job whose directory says this.  `attempt` is the last one that was made durable, and
+    `committed` the last line of commits.log."""
+    return _new_attempt(
+        Job(
+            settings=settings,
+            attempt=attempt,
+            records=dict(records),
+            committed=committed,
+            manifests=tuple(sorted(manifests, key=lambda manifest: manifest.number)),
+            hellos={},
+            advanced_us={},
+        )
+    )
+
+
+def step(job: Job, event: Event) -> tuple[Job, Effects]:
+    """The state and the effects after an event.  Messages of older attempts change nothing."""
+    if job.phase is Phase.ENDED:
+        return job, ()
+    try:
+        return _HANDLERS[type(event)](job, event)
+    except KdirectError as e:
+        return _end(job, e)
+
+
+def _new_attempt(job: Job) -> tuple[Job, Effects]:
+    """Begin again from the headers.  All executors that are connected are to come back.  A job that
+    is to stop ends instead: its directory says all that the next start needs."""
+    if job.is_stopping:
+        return _end(job, None)
+    gone = tuple(Disconnect(executor) for executor in sorted(job.hellos))
+    job = replace(
+        job,
+        phase=Phase.GATHERING,
+        attempt=job.attempt + 1,
+        hellos={},
+        ends=None,
+        heard=frozenset(),
+        steps=(),
+        parts=(),
+    )
+    job, asking = _ask_ends(job, pause=False)
+    return job, (WriteAttempt(job.attempt), *gone, *asking)
+
+
+def _ask_ends(job: Job, *, pause: bool) -> tuple[Job, Effects]:
+    if job.is_asking:
+        return job, ()
+    return replace(job, is_asking=True), (AskEnds(pause),)
+
+
+def _end(job: Job, error: KdirectError | None) -> tuple[Job, Effects]:
+    stops = tuple(Tell(executor, Stop(attempt=job.attempt)) for executor in sorted(job.hellos))
+    return replace(job, phase=Phase.ENDED), (*stops, Finish(error))
+
+
+# -- meeting ---------------------------------------------------------------------------------------
+
+
+def _hello(job: Job, hello: Hello) -> tuple[Job, Effects]:
+    if hello.executor >= job.settings.executors:
+        raise StateProtocolError(
+            f"executor {hello.executor} said hello to a job of {job.settings.executors}",
+            hint="start it with the number that the job was started with",
+        )
+    if job.phase is not Phase.GATHERING:
+        # Another process of an executor that was not yet known to be lost.
+        job, effects = _lost(job, Lost(hello.executor))
+        job, more = _gathered(replace(job, hellos={hello.executor: hello}))
+        return job, (*effects, *more)
+    return _gathered(replace(job, hellos={**job.hellos, hello.executor: hello}))
+
+
+def _lost(job: Job, event: Lost) -> tuple[Job, Effects]:
+    if event.executor not in job.hellos:
+        return job, ()
+    hellos = {i: hello for i, hello in job.hellos.items() if i != event.executor}
+    job = replace(job, hellos=hellos)
+    if job.phase is Phase.GATHERING:
+        return job, ()
+    if job.restarts >= job.settings.max_restarts:
+        raise StateError(
+            f"{job.restarts + 1} attempts failed one after the other at batch {job.last}: in the "
+            f"last one executor {event.executor} was lost",
+            hint="the output of its process says why it ended",
+        )
+    return _new_attempt(replace(job, restarts=job.restarts + 1))
+
+
+def _failed(job: Job, said: Failed) -> tuple[Job, Effects]:
+    found = getattr(errors, said.error, None)
+    cls: type[KdirectError] = StateError
+    if isinstance(found, type) and issubclass(found, KdirectError):
+        cls = found
+    raise cls(f"executor {said.executor}: {said.message}", hint=said.hint)
+
+
+def _ends(job: Job, event: Ends) -> tuple[Job, Effects]:
+    advanced = dict(job.advanced_us)
+    before = job.seen_ends
+    for tp, range_ in event.ends.items():
+        if tp not in advanced or range_.end > before.get(tp, range_.end):
+            advanced[tp] = event.now_us
+    job = replace(
+        job,
+        ends=event,
+        seen_ends={tp: range_.end for tp, range_ in event.ends.items()},
+        advanced_us=advanced,
+        is_asking=False,
+        snapshot_us=event.now_us if job.snapshot_us is None else job.snapshot_us,
+    )
+    if job.phase is Phase.GATHERING:
+        return _gathered(job)
+    return _next_batch(job) if job.phase is Phase.WAITING and job.is_asked else (job, ())
+
+
+def _gathered(job: Job) -> tuple[Job, Effects]:
+    """When everybody is here: decide how to go on, and let them connect."""
+    executors = job.settings.executors
+    if job.phase is not Phase.GATHERING or job.ends is None or len(job.hellos) < executors:
+        return job, ()
+    resume = recovery.decide(
+        Situation(
+            plan_hash=job.settings.plan.hash,
+            attempt=job.attempt,
+            headers=tuple(job.hellos[i].header for i in range(executors)),
+            vparts=job.settings.vparts,
+            records=job.records,
+            committed=job.last_committed,
+            manifests=tuple(m for m in job.manifests if m.number not in job.unusable),
+            log_starts={tp: range_.start for tp, range_ in job.ends.ends.items()},
+        )
+    )
+    job = replace(job, phase=Phase.LISTENING, steps=resume.steps, after=_after(job))
+    effects = [Tell(i, _welcome(job, i, resume)) for i in range(executors)]
+    effects += [Tell(i, _restore(job, i, resume)) for i in sorted(resume.cold)]
+    return job, tuple(effects)
+
+
+def _after(job: Job) -> Progress | None:
+    """The clocks after the last batch, if it does not run again: from its commit, or from the
+    headers of those that are done with it."""
+    if job.committed is not None and job.committed.number == job.last:
+        return job.committed.after
+    headers = [hello.header for hello in job.hellos.values() if hello.header is not None]
+    kept = [header.after for header in headers if header.batch == job.last and header.after]
+    if any(after != kept[0] for after in kept):
+        raise StateError(
+            f"the executors disagree about the clocks after batch {job.last}",
+            hint="remove the state files: the job is rebuilt from its last snapshot",
+        )
+    return kept[0] if kept else None
+
+
+def _welcome(job: Job, executor: int, resume: Resume) -> Welcome:
+    settings = job.settings
+    return Welcome(
+        attempt=job.attempt,
+        plan=settings.plan,
+        options=dict(settings.options),
+        vparts=settings.vparts,
+        addresses=tuple(job.hellos[i].address for i in range(settings.executors)),
+        cold=executor in resume.cold,
+    )
+
+
+def _restore(job: Job, executor: int, resume: Resume) -> Restore:
+    snapshot = resume.snapshot
+    return Restore(
+        attempt=job.attempt,
+        batch=NO_BATCH if snapshot is None else snapshot.number,
+        parts=() if snapshot is None else snapshot.parts_of([job.settings.vparts[executor]]),
+    )
+
+
+def _all_have_said(job: Job, executor: int, waited_for: int) -> tuple[Job, bool]:
+    """After `executor` has said what is waited for; was it the last one?"""
+    job = replace(job, heard=job.heard | {executor})
+    if len(job.heard) < waited_for:
+        return job, False
+    return replace(job, heard=frozenset()), True
+
+
+def _listening(job: Job, said: Listening) -> tuple[Job, Effects]:
+    if said.attempt != job.attempt or job.phase is not Phase.LISTENING:
+        return job, ()
+    job, complete = _all_have_said(job, said.executor, job.settings.executors)
+    if not complete:
+        return job, ()
+    connect = Connect(attempt=job.attempt)
+    everybody = range(job.settings.executors)
+    return replace(job, phase=Phase.CONNECTING), tuple(Tell(i, connect) for i in everybody)
+
+
+def _ready(job: Job, said: Ready) -> tuple[Job, Effects]:
+    if said.attempt != job.attempt or job.phase is not Phase.CONNECTING:
+        return job, ()
+    job, complete = _all_have_said(job, said.executor, job.settings.executors)
+    return _run_steps(job) if complete else (job, ())
+
+
+def _not_restored(job: Job, said: NotRestored) -> tuple[Job, Effects]:
+    """A snapshot is damaged or gone: use the one before it."""
+    if said.attempt != job.attempt:
+        return job, ()
+    return _new_attempt(replace(job, unusable=job.unusable | {said.batch}))
+
+
+# -- batches ---------------------------------------------------------------------------------------
+
+
+def _run_steps(job: Job) -> tuple[Job, Effects]:
+    """Run the first step that is left, or see what to do if there is none."""
+    if not job.steps:
+        return _rest(replace(job, restarts=0))
+    job = replace(job, phase=Phase.RUNNING, heard=frozenset())
+    starts = _start_batches(job, job.steps[0])
+    return job, tuple(Tell(executor, start) for executor, start in enumerate(starts))
+
+
+def _start_batches(job: Job, planned: Step) -> list[StartBatch]:
+    """What each executor is told to run."""
+    record = job.records[planned.batch]
+    dealt = deal_partitions(record.ranges, job.settings.readers)
+    dealt += ((),) * (job.settings.executors - job.settings.readers)
+    return [
+        StartBatch(
+            attempt=job.attempt,
+            batch=planned.batch,
+            ranges={tp: record.ranges[tp] for tp in partitions},
+            clock=record.clock,
+            idle=record.idle,
+            closed_before=record.closed_before,
+            now_us=record.now_us,
+            vparts=planned.vparts,
+            emit=planned.emit,
+        )
+        for partitions in dealt
+    ]
+
+
+def _batch_done(job: Job, done: BatchDone) -> tuple[Job, Effects]:
+    if done.attempt != job.attempt or job.phase is not Phase.RUNNING:
+        return job, ()
+    number = job.steps[0].batch
+    if done.batch != number:
+        raise StateProtocolError(
+            f"executor {done.executor} has done batch {done.batch}, and not {number}"
+        )
+    if job.heard and done.after != job.after:
+        raise StateProtocolError(
+            f"executor {done.executor} computed other clocks for batch {number}",
+            hint="all executors of a job must run the same version of kdirect",
+        )
+    job = replace(job, after=done.after)
+    job, complete = _all_have_said(job, done.executor, job.settings.executors)
+    if not complete:
+        return job, ()
+    _check_as_logged(job, number, done.after)
+    return _run_steps(replace(job, steps=job.steps[1:]))
+
+
+def _check_as_logged(job: Job, number: int, after: Progress) -> None:
+    """A batch that runs again must come to the clocks that the next one was logged with."""
+    following = job.records.get(number + 1)
+    if following is None:
+        return
+    clock = {tp: after.clock.get(tp, TIME_MIN) for tp in following.clock}
+    if clock != following.clock or after.closes != following.closed_before:
+        raise StateError(
+            f"batch {number} came to other clocks when it ran again",
+            hint="its records have changed: start a new job in an empty directory",
+        )
+
+
+def _rest(job: Job) -> tuple[Job, Effects]:
+    """Nothing is left to be run for the state's sake."""
+    if job.last > job.last_committed:
+        return _offer(replace(job, phase=Phase.OFFERING))
+    return _committed(job)
+
+
+def _offer(job: Job) -> tuple[Job, Effects]:
+    """The last batch is done and not committed."""
+    if job.is_stopping:
+        return _end(job, None)
+    if job.handed is not None and job.handed.number == job.last:
+        return _asked(job, Asked(job.now_us)) if job.is_asked else (job, ())
+    if not job.is_asked or job.after is None:
+        return job, ()
+    offered = Commit(number=job.last, after=job.after)
+    return replace(job, offered=offered), (HandOut(job.last),)
+
+
+def _handed(job: Job, event: Handed) -> tuple[Job, Effects]:
+    if job.offered is None or job.offered.number != event.batch:
+        return job, ()
+    return replace(job, handed=job.offered, offered=None, is_asked=False), ()
+
+
+def _asked(job: Job, event: Asked) -> tuple[Job, Effects]:
+    """The caller has done with what it has, and wants more."""
+    job = replace(job, is_asked=True, now_us=max(job.now_us, event.now_us))
+    effects: Effects = ()
+    if job.handed is not None and job.handed.number > job.last_committed:
+        effects = (LogCommit(job.handed),)
+        job = replace(job, committed=job.handed, handed=None)
+        if job.phase is Phase.OFFERING:
+            job, more = _committed(job)
+            return job, (*effects, *more)
+    if job.phase is Phase.OFFERING:
+        job, more = _offer(job)
+    elif job.phase is Phase.WAITING:
+        job, more = _ask_ends(job, pause=False)
+    else:
+        more = ()
+    return job, (*effects, *more)
+
+
+def _stop_asked(job: Job, event: StopAsked) -> tuple[Job, Effects]:
+    job = replace(job, is_stopping=True, is_asked=False, now_us=max(job.now_us, event.now_us))
+    if job.phase is Phase.OFFERING:
+        return _offer(job)
+    if job.phase in (Phase.GATHERING, Phase.LISTENING, Phase.CONNECTING):
+        return _end(job, None)
+    return _committed(job) if job.phase is Phase.WAITING else (job, ())
+
+
+def _committed(job: Job) -> tuple[Job, Effects]:
+    """The last batch is committed, and every executor has its state: time for a snapshot?"""
+    taken = max((manifest.number for manifest in job.manifests), default=NO_BATCH)
+    is_due = job.is_stopping or (
+        job.snapshot_us is not None
+        and job.now_us - job.snapshot_us >= job.settings.snapshot_interval_us
+    )
+    if is_due and job.last_committed > taken:
+        return _take_snapshot(job)
+    if job.is_stopping:
+        return _end(job, None)
+    job = replace(job, phase=Phase.WAITING)
+    return _ask_ends(job, pause=False) if job.is_asked else (job, ())
+
+
+def _next_batch(job: Job) -> tuple[Job, Effects]:
+    """Log and run the next batch, if there is anything to do."""
+    assert job.ends is not None
+    settings, ends, now_us = job.settings, job.ends.ends, max(job.now_us, job.ends.now_us)
+    job = replace(job, now_us=now_us)
+    last = job.records.get(job.last)
+    if last is None and job.last > NO_BATCH:
+        raise StateError(f"batches.log does not have batch {job.last}")
+    positions = positions_after(last, settings.starts, ends)
+    check_kept(positions, ends)
+    ranges = next_ranges(positions, ends, until=settings.until, max_offsets=settings.max_offsets)
+    idle = idle_partitions(ranges, ends, job.advanced_us, _idle_timeouts_us(settings), now_us)
+    before = TIME_MIN if job.after is None else job.after.closes
+    known = {} if job.after is None else job.after.clock
+    clock = VectorClock({tp: known.get(tp, TIME_MIN) for tp in ranges})
+    if all(r.start == r.end for r in ranges.values()) and not closes_more(clock, idle, before):
+        if settings.until is not None:
+            return _committed(replace(job, is_stopping=True, is_asked=False))
+        return _ask_ends(job, pause=True)
+    record = BatchRecord(
+        number=job.last + 1,
+        ranges=ranges,
+        now_us=now_us,
+        idle=idle,
+        clock=dict(clock.entries),
+        closed_before=before,
+    )
+    planned = Step(batch=record.number, vparts=recovery.EVERYTHING, emit=True)
+    job = replace(job, records={**job.records, record.number: record}, steps=(planned,))
+    job, effects = _run_steps(job)
+    return job, (LogBatch(record), *effects)
+
+
+def _idle_timeouts_us(settings: Settings) -> dict[str, int | None]:
+    """By topic; None: never."""
+    return {
+        given.topic: None if given.idle_timeout_ms is None else given.idle_timeout_ms * 1000
+        for given in settings.plan.inputs
+    }
+
+
+# -- snapshots -------------------------------------------------------------------------------------
+
+
+def _take_snapshot(job: Job) -> tuple[Job, Effects]:
+    job = replace(job, phase=Phase.SNAPSHOT, heard=frozenset(), parts=())
+    return job, tuple(
+        Tell(
+            i,
+            TakeSnapshot(
+                attempt=job.attempt, batch=job.last_committed, file=f"part-{job.attempt}-{i}"
+            ),
+        )
+        for i in job.settings.leaders
+    )
+
+
+def _snapshot_done(job: Job, done: SnapshotDone) -> tuple[Job, Effects]:
+    if done.attempt != job.attempt or job.phase is not Phase.SNAPSHOT:
+        return job, ()
+    job = replace(job, parts=(*job.parts, done.part))
+    job, complete = _all_have_said(job, done.executor, len(job.settings.leaders))
+    if not complete:
+        return job, ()
+    manifest = Manifest(
+        number=job.last_committed,
+        plan_hash=job.settings.plan.hash,
+        parts=tuple(sorted(job.parts, key=lambda part: part.first)),
+    )
+    usable = tuple(m for m in job.manifests if m.number not in job.unusable)
+    kept = (*usable, manifest)[-KEPT_SNAPSHOTS:]
+    oldest = kept[0].number if len(kept) == KEPT_SNAPSHOTS else NO_BATCH
+    forgotten = tuple(m.number for m in job.manifests if m not in kept)
+    job = replace(
+        job,
+        manifests=kept,
+        snapshot_us=job.now_us,
+        parts=(),
+        records={n: record for n, record in job.records.items() if n > oldest},
+    )
+    effects: tuple[Effect, ...] = (
+        WriteManifest(manifest),
+        *(ForgetSnapshot(number, oldest) for number in forgotten),
+    )
+    job, more = _committed(job)
+    return job, (*effects, *more)
+
+
+KEPT_SNAPSHOTS = 2
+
+_HANDLERS: dict[type, Callable[[Job, Any], tuple[Job, Effects]]] = {
+    Hello: _hello,
+    Listening: _listening,
+    Ready: _ready,
+    NotRestored: _not_restored,
+    BatchDone: _batch_done,
+    SnapshotDone: _snapshot_done,
+    Failed: _failed,
+    Lost: _lost,
+    Ends: _ends,
+    Asked: _asked,
+    Handed: _handed,
+    StopAsked: _stop_asked,
+}

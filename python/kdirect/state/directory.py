@@ -1,0 +1,315 @@
+"""The directory of a job: all that is known about it after every process of it was killed.
+
+Owns: the names and the form of its files, the lock that keeps a second job out, and the rule that a
+file is either whole or an error.  What may not enter: what a line of a log means, and who decides
+that a batch begins (`kdirect.state.coordinator`).
+
+    lock           held (flock) by the coordinator while the job runs; names its process
+    job.json       the plan with its hash, and the options that the state depends on
+    attempt        how many times the job was started
+    batches.log    a line for each batch, on disk before the batch runs
+    commits.log    a line for each batch whose output was taken by the caller
+    snapshots/N/   the state after batch N: a part for each executor, and manifest.json
+
+The executors' mapped state, and the output of the last batch that they keep, are no part of what
+must survive a host, so they are elsewhere (`memory_directory`): a tmpfs is best.
+
+A line of a log is ``crc32 json``.  A torn last line is what a crash in the middle of an append
+leaves, and is cut off; a damaged line before it is an error.  All other files are replaced whole: a
+temporary file is written, synced and renamed, then the directory is synced.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+import weakref
+import zlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from kdirect.errors import StateDirectoryError
+
+FORMAT_VERSION = 1
+MEMORY_ROOT = Path("/dev/shm")
+_held: weakref.WeakSet[DirectoryLock] = weakref.WeakSet()
+
+
+def sync_directory(path: Path) -> None:
+    """Put the names in a directory on disk."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def replaced(path: Path) -> Iterator[Any]:
+    """A binary file to write that takes the place of `path` when the block ends well, and leaves no
+    trace when it does not."""
+    fd, name = tempfile.mkstemp(prefix=path.name + ".", suffix=".new", dir=path.parent)
+    try:
+        with os.fdopen(fd, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(name, path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name)
+        raise
+    sync_directory(path.parent)
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Replace `path` by `data`, on disk when this returns."""
+    with replaced(path) as file:
+        file.write(data)
+
+
+def read_json(path: Path, what: str) -> dict[str, Any]:
+    """The object in the file `path`.  StateDirectoryError when it is damaged; FileNotFoundError."""
+    try:
+        value = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError) as e:
+        raise StateDirectoryError(f"{path}: {what} cannot be read: {e}", hint=RESTORE) from e
+    if not isinstance(value, dict):
+        raise StateDirectoryError(f"{path}: {what} is no JSON object", hint=RESTORE)
+    return value
+
+
+RESTORE = "restore the file from a backup, or start a new job in an empty directory"
+
+
+class DirectoryLock:
+    """Keeps other jobs out of a directory, for as long as this process lives or until `close`.
+
+    A child made by fork does not hold it: its copy of the descriptor is closed there."""
+
+    def __init__(self, path: Path) -> None:
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(self._fd, 256, 0).decode(errors="replace").strip() or "unknown"
+            os.close(self._fd)
+            raise StateDirectoryError(
+                f"{path.parent}: another job runs in this directory (process {holder})",
+                hint="stop it, or give this job a directory of its own",
+            ) from None
+        except BaseException:
+            os.close(self._fd)
+            raise
+        os.ftruncate(self._fd, 0)
+        os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0)
+        _held.add(self)
+
+    def close(self) -> None:
+        """Let other jobs in."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
+def _after_fork_in_child() -> None:
+    for lock in list(_held):
+        lock.close()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+class LineLog:
+    """A file of JSON lines that is only appended to, each line with its CRC.  One thread."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._entries = self._recover()
+        self._file = open(path, "ab", buffering=0)  # noqa: SIM115 - closed by `close`
+        sync_directory(path.parent)
+
+    @property
+    def entries(self) -> tuple[dict[str, Any], ...]:
+        """All lines, oldest first."""
+        return tuple(self._entries)
+
+    @property
+    def last(self) -> dict[str, Any] | None:
+        """The newest line."""
+        return self._entries[-1] if self._entries else None
+
+    def append(self, entry: Mapping[str, Any]) -> None:
+        """Add a line; it is on disk when this returns."""
+        self._file.write(_line(entry))
+        os.fsync(self._file.fileno())
+        self._entries.append(dict(entry))
+
+    def keep(self, entries: list[dict[str, Any]]) -> None:
+        """Replace the whole log by `entries`."""
+        write_atomically(self.path, b"".join(_line(entry) for entry in entries))
+        self._file.close()
+        self._file = open(self.path, "ab", buffering=0)  # noqa: SIM115
+        self._entries = list(entries)
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _recover(self) -> list[dict[str, Any]]:
+        try:
+            data = self.path.read_bytes()
+        except FileNotFoundError:
+            return []
+        entries: list[dict[str, Any]] = []
+        at = 0
+        while at < len(data):
+            end = data.find(b"\n", at)
+            entry = _parsed(data[at:end]) if end >= 0 else None
+            if entry is None:
+                if 0 <= end < len(data) - 1:
+                    raise StateDirectoryError(
+                        f"{self.path}: line {len(entries) + 1} is damaged, and others follow it",
+                        hint=RESTORE,
+                    )
+                with open(self.path, "r+b") as file:
+                    file.truncate(at)
+                    os.fsync(file.fileno())
+                break
+            entries.append(entry)
+            at = end + 1
+        return entries
+
+
+def _line(entry: Mapping[str, Any]) -> bytes:
+    text = json.dumps(entry, separators=(",", ":"), sort_keys=True).encode()
+    return b"%08x %s\n" % (zlib.crc32(text), text)
+
+
+def _parsed(line: bytes) -> dict[str, Any] | None:
+    crc, _, text = line.partition(b" ")
+    try:
+        if int(crc, 16) != zlib.crc32(text):
+            return None
+        value = json.loads(text)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
+class JobDirectory:
+    """The files of one job.  `open` it with the plan; it is locked until `close`.  One thread.
+
+    `batches` and `commits` are its logs.  Raises StateDirectoryError when another job holds the
+    directory, when its files are damaged, or when they belong to another plan."""
+
+    def __init__(self, path: Path, lock: DirectoryLock, *, temporary: bool) -> None:
+        self.path = path
+        self.temporary = temporary
+        self._lock = lock
+        self.attempt = _read_attempt(path / "attempt")
+        self.batches = LineLog(path / "batches.log")
+        self.commits = LineLog(path / "commits.log")
+
+    @classmethod
+    def open(
+        cls, path: str | os.PathLike[str] | None, job: Mapping[str, Any], *, plan_hash: str
+    ) -> JobDirectory:
+        """The directory at `path`, made where it is missing; a temporary one for None.
+
+        `job` is what has to be the same at every start: a directory of another job is refused."""
+        temporary = path is None
+        root = Path(tempfile.mkdtemp(prefix="kdirect-state-") if path is None else path)
+        try:
+            for part in (root, root / "snapshots"):
+                part.mkdir(parents=True, exist_ok=True)
+            lock = DirectoryLock(root / "lock")
+        except OSError as e:
+            raise StateDirectoryError(
+                f"{root}: the directory of the job cannot be used: {e}",
+                hint="give a directory that this user may write",
+            ) from e
+        try:
+            _check_job(root, {"version": FORMAT_VERSION, "plan_hash": plan_hash, **job})
+            return cls(root, lock, temporary=temporary)
+        except BaseException:
+            lock.close()
+            raise
+
+    @property
+    def snapshots(self) -> Path:
+        """Where the snapshots are."""
+        return self.path / "snapshots"
+
+    def memory_directory(self, root: str | os.PathLike[str] | None = None) -> Path:
+        """Where the executors' state is mapped: below `root`; by default in memory (/dev/shm),
+        where a host has that, else in this directory."""
+        if root is None and not MEMORY_ROOT.is_dir():
+            found = self.path / "executors"
+        else:
+            name = hashlib.sha256(os.fsencode(self.path.resolve())).hexdigest()[:16]
+            found = Path(root or MEMORY_ROOT) / f"kdirect-state-{os.getuid()}-{name}"
+        found.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if found.stat().st_uid != os.getuid():
+            raise StateDirectoryError(
+                f"{found}: the directory for state in memory belongs to another user",
+                hint="remove it, or name another place (option state_memory)",
+            )
+        return found
+
+    def write_attempt(self, attempt: int) -> None:
+        """Remember that the job was started once more."""
+        write_atomically(self.path / "attempt", f"{attempt}\n".encode())
+        self.attempt = attempt
+
+    def close(self) -> None:
+        """Let other jobs in.  A temporary directory is removed."""
+        self.batches.close()
+        self.commits.close()
+        if self.temporary:
+            shutil.rmtree(self.path, ignore_errors=True)
+        self._lock.close()
+
+
+def _read_attempt(path: Path) -> int:
+    try:
+        return int(path.read_text())
+    except FileNotFoundError:
+        return 0
+    except ValueError as e:
+        raise StateDirectoryError(f"{path}: this is no number", hint=RESTORE) from e
+
+
+def _check_job(root: Path, job: Mapping[str, Any]) -> None:
+    """Write job.json, or compare it."""
+    path = root / "job.json"
+    wanted = json.loads(json.dumps(job))
+    try:
+        found = read_json(path, "the description of the job")
+    except FileNotFoundError:
+        kept = [name for name in ("batches.log", "commits.log") if (root / name).exists()]
+        if kept or any((root / "snapshots").iterdir()):
+            raise StateDirectoryError(
+                f"{root}: there is state, but no job.json that says of what", hint=RESTORE
+            ) from None
+        write_atomically(path, json.dumps(wanted, indent=1, sort_keys=True).encode() + b"\n")
+        return
+    if found.get("version") != wanted["version"]:
+        raise StateDirectoryError(
+            f"{path}: format version {found.get('version')!r}; this build reads"
+            f" {wanted['version']}",
+            hint="use the build that wrote it, or start a new job in an empty directory",
+        )
+    changed = sorted(name for name in wanted if found.get(name) != wanted[name])
+    if changed:
+        raise StateDirectoryError(
+            f"{root}: the directory belongs to another job: {', '.join(changed)} differ",
+            hint="start a changed query in an empty directory",
+        )

@@ -1,0 +1,444 @@
+"""An executor: a process that reads, updates and merges, as the coordinator tells it.
+
+This file opens sockets, maps memory and writes files.  Owns: the life of an executor from its hello
+to its stop, its mapped state and the output that it keeps.  What may not enter: what is decided
+(the machines), and how one batch runs (`kdirect.state.batch_run`).
+
+All state lies in the mapped file, none in the heap: a process that ends between two batches is
+replaced by any other process of the host that opens the same file.  `Executor.open` is the whole
+API for a process that somebody else starts (a worker of Spark, for example)::
+
+    with Executor.open(settings) as executor:
+        result = executor.run_batch()          # of the batch that the coordinator starts next
+
+``python -m kdirect.state.executor`` takes its settings as one line of JSON from standard input, and
+serves batches until the coordinator stops it or goes away.  Devices, queue pairs and threads are
+made by the process that uses them, never before a fork.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import signal
+import sys
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kdirect.client.session import Session, connect
+from kdirect.errors import (
+    ChannelError,
+    CoordinatorUnavailableError,
+    FormatError,
+    KdirectError,
+    StateDirectoryError,
+    StateError,
+    StateExchangeError,
+    StateProtocolError,
+)
+from kdirect.rdma.layout import DEFAULT_SLOT_BYTES, DEFAULT_SLOTS, FOOTER_BYTES
+from kdirect.state import control, leader, messages, snapshots
+from kdirect.state.arena import StateMemory
+from kdirect.state.batch_run import BatchResult, BatchRun, Observer, Step, Tools
+from kdirect.state.batches import Phase
+from kdirect.state.exchange import Exchange, RdmaExchange, TcpExchange
+from kdirect.state.executor_state import Place, State, open_state, owners_of, page_memory
+from kdirect.state.kept import KeptState
+
+log = logging.getLogger("kdirect.state")
+
+SENT_BYTES = 8 << 20  # of rows, in one frame
+EXIT_FAILED = 1  # the coordinator was told why
+EXIT_LOST = 3  # the coordinator has gone
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutorSettings:
+    """What a process must know to become executor `executor` of `executors` of a job.
+
+    `memory` is the directory of its mapped state on this host, `token` a secret of this start of
+    the job, which belongs into no command line.  The rest are options of the engine
+    (`kdirect.options.ENGINE`); `exchange` is rdma or tcp, decided."""
+
+    host: str
+    port: int
+    token: str
+    executor: int
+    executors: int
+    memory: str
+    exchange: str = "rdma"
+    provider: str = "shm"
+    device_options: dict[str, Any] = field(default_factory=dict)
+    slots: int = DEFAULT_SLOTS
+    slot_bytes: int = DEFAULT_SLOT_BYTES
+    state_limit: int = 8 << 30
+    fragment_limit: int = 1 << 30
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> ExecutorSettings:
+        try:
+            return cls(**json.loads(text))
+        except (TypeError, ValueError) as e:
+            raise FormatError(f"the settings of an executor cannot be read: {e}") from e
+
+
+class Executor:
+    """See the module.  One thread; `open` it, use it as a context manager or `close` it."""
+
+    def __init__(
+        self,
+        settings: ExecutorSettings,
+        connection: control.ControlConnection,
+        exchange: Exchange,
+        kept: KeptState,
+        observer: Observer,
+    ) -> None:
+        self.settings = settings
+        self.connection = connection
+        self._exchange = exchange
+        self._kept = kept
+        self._observer = observer
+        self._tools: Tools | None = None
+        self._memory: StateMemory | None = None
+        self._welcome: messages.Welcome | None = None
+        self._session: Session | None = None
+        self._connected = self._restored = False
+        self._early: list[messages.FromCoordinator] = []
+
+    @classmethod
+    def open(cls, settings: ExecutorSettings, observer: Observer | None = None) -> Executor:
+        """Join the job: connect to the coordinator and, by what it says, to all other executors.
+        Returns when batches can begin."""
+        kept = KeptState(
+            Path(settings.memory), settings.executor, settings.executors, settings.state_limit
+        )
+        exchange: Exchange | None = None
+        connection: control.ControlConnection | None = None
+        try:
+            connection = control.connect(settings.host, settings.port, settings.token)
+            exchange = _exchange(settings, connection.local_host)
+            executor = cls(settings, connection, exchange, kept, observer or Observer())
+            executor._tell(
+                messages.Hello(
+                    executor=settings.executor,
+                    token=settings.token,
+                    process_id=os.getpid(),
+                    host=connection.local_host,
+                    address=exchange.address(),
+                    header=kept.header,
+                )
+            )
+            while not (executor._connected and executor._restored):
+                executor._treat(executor._next(None))
+            executor._tell(messages.Ready(attempt=executor.attempt, executor=settings.executor))
+            return executor
+        except BaseException as e:
+            if connection is not None:
+                _report(connection, settings.executor, e)
+            for part in (exchange, connection, kept):
+                if part is not None:
+                    part.close()
+            raise
+
+    def __enter__(self) -> Executor:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def attempt(self) -> int:
+        """The number of this start of the job."""
+        assert self._welcome is not None
+        return self._welcome.attempt
+
+    @property
+    def transport(self) -> str:
+        """What the input is read over: verbs, shm or tcp."""
+        return "" if self._session is None else self._session.transport
+
+    def run_batch(self, timeout_s: float | None = None) -> BatchResult | None:
+        """Do what the coordinator asks for until a batch has run; what it put out here.  None when
+        the job is stopped.  TimedOutError when nothing was asked for in time."""
+        while True:
+            message = self._early.pop(0) if self._early else self._next(timeout_s)
+            if isinstance(message, messages.Stop):
+                return None
+            result = self._treat(message)
+            if result is not None:
+                return result
+
+    def serve(self) -> None:
+        """Run batches until the job is stopped."""
+        while self.run_batch() is not None:
+            pass
+
+    def close(self) -> None:
+        """Leave the job.  The state stays where it is mapped."""
+        self._exchange.close()
+        self.connection.close()
+        self._tools = self._memory = None  # what is left of the state: before its memory goes
+        self._kept.close()
+        if self._session is not None:
+            self._session.close()
+
+    # -- what the coordinator says -----------------------------------------------------------------
+
+    def _tell(self, message: messages.FromExecutor) -> None:
+        self.connection.send(messages.encode(message))
+
+    def _next(self, timeout_s: float | None) -> messages.FromCoordinator:
+        return messages.decode_from_coordinator(self.connection.receive(timeout_s))
+
+    def _look(self) -> None:
+        """In the midst of a batch: is the coordinator still there?"""
+        if (data := self.connection.poll()) is not None:
+            message = messages.decode_from_coordinator(data)
+            if isinstance(message, messages.Stop):
+                raise StateProtocolError("the job was stopped in the midst of a batch")
+            self._early.append(message)
+
+    def _treat(self, order: messages.FromCoordinator) -> BatchResult | None:
+        """Carry out a message; the result of a batch, if it began one."""
+        match order:
+            case messages.Welcome():
+                self._join(order)
+            case messages.Restore():
+                self._restore(order)
+            case messages.Connect():
+                self._exchange.connect(self._joined.addresses)
+                self._connected = True
+            case messages.StartBatch():
+                return self._run(order)
+            case messages.TakeOutput():
+                self._send_output(order)
+            case messages.TakeSnapshot():
+                self._snapshot(order)
+            case messages.Stop():
+                raise StateProtocolError("the job was stopped before it began")
+        return None
+
+    @property
+    def _joined(self) -> messages.Welcome:
+        if self._welcome is None:
+            raise StateProtocolError("the coordinator gave orders before it said welcome")
+        return self._welcome
+
+    def _join(self, welcome: messages.Welcome) -> None:
+        settings, options = self.settings, welcome.options
+        self._welcome = welcome
+        self._session = connect(options["source"])
+        state = self._open_state(welcome, fresh=welcome.cold or self._kept.header is None)
+        only_read = sum(first == last for first, last in welcome.vparts)
+        self._tools = Tools(
+            plan=welcome.plan,
+            readers=only_read or settings.executors,
+            state=state,
+            exchange=self._exchange,
+            session=self._session,
+            observer=self._observer,
+            look=self._look,
+            mark=self._mark,
+            epoch_bytes=options["epoch_bytes"],
+            block_rows=options["block_rows"],
+            leading=leader.begin(settings.executor, welcome.attempt, welcome.vparts),
+        )
+        self._restored = not welcome.cold
+        self._exchange.listen(welcome.addresses)
+        self._tell(messages.Listening(attempt=welcome.attempt, executor=settings.executor))
+
+    def _open_state(self, welcome: messages.Welcome, *, fresh: bool) -> State:
+        settings, options = self.settings, welcome.options
+        self._memory = self._kept.begin(fresh=fresh)
+        place = Place(
+            executor=settings.executor,
+            executors=settings.executors,
+            owners=owners_of(welcome.vparts),
+            memory=self._memory,
+            pages=page_memory(
+                page_bytes=settings.slot_bytes,
+                footer_bytes=FOOTER_BYTES,
+                limit=settings.fragment_limit,
+                on_chunk=self._exchange.add_source,
+            ),
+        )
+        return open_state(
+            welcome.plan,
+            place,
+            fresh=fresh,
+            mode=options["mode"],
+            adaptive_ratio=options["adaptive_ratio"],
+        )
+
+    def _restore(self, order: messages.Restore) -> None:
+        """Begin from a snapshot, or empty."""
+        welcome, tools = self._joined, self._working
+        executor = self.settings.executor
+        own = welcome.vparts[executor]
+        root = Path(welcome.options["snapshots"])
+        directory = snapshots.snapshot_directory(root, order.batch)
+        try:
+            for part in order.parts:
+                if part.first < own[1] and own[0] < part.last:
+                    for vpart, rows in snapshots.read_part(
+                        directory,
+                        part,
+                        plan_hash=welcome.plan.hash,
+                        batch=order.batch,
+                        vparts=own,
+                    ):
+                        self._observer.at(Step.RESTORE, order.batch)
+                        tools.state.restore(vpart, rows)
+        except StateDirectoryError as e:
+            self._tell(
+                messages.NotRestored(
+                    attempt=order.attempt, executor=executor, batch=order.batch, message=str(e)
+                )
+            )
+            return
+        tools.state.mark(Phase.CLEAN, order.attempt, order.batch, None)
+        self._restored = True
+
+    @property
+    def _working(self) -> Tools:
+        self._joined  # noqa: B018 - raises before the welcome
+        assert self._tools is not None
+        return self._tools
+
+    def _run(self, start: messages.StartBatch) -> BatchResult:
+        run = BatchRun(start, self._working)
+        result = run.run()
+        assert result.done is not None
+        assert self._memory is not None
+        result.counts["state_bytes"] = self._memory.allocated
+        counts = {name: count for name, count in result.counts.items() if count}
+        self._tell(
+            messages.BatchDone(
+                attempt=result.done.attempt,
+                batch=result.done.batch,
+                executor=result.done.executor,
+                after=result.done.after,
+                rows_out=sum(rows.num_rows for rows in result.output),
+                counts=counts,
+            )
+        )
+        return result
+
+    def _mark(self, phase: Phase, result: BatchResult) -> None:
+        """Write into the state's header where it is; before DONE, the output is kept."""
+        welcome = self._joined
+        if phase is Phase.DONE:
+            assert result.after is not None
+            self._kept.keep_output(welcome.plan, result.batch, result.after, result.output)
+        self._working.state.mark(
+            phase, welcome.attempt, result.batch, result.after if phase is Phase.DONE else None
+        )
+
+    def _send_output(self, order: messages.TakeOutput) -> None:
+        executor = self.settings.executor
+        with self._kept.output(order.batch) as data:
+            self._tell(
+                messages.Output(
+                    attempt=order.attempt, batch=order.batch, executor=executor, size=len(data)
+                )
+            )
+            for at in range(0, len(data), SENT_BYTES):
+                self.connection.send(data[at : at + SENT_BYTES])
+
+    def _snapshot(self, order: messages.TakeSnapshot) -> None:
+        welcome, executor = self._joined, self.settings.executor
+        self._observer.at(Step.SNAPSHOT, order.batch)
+        root = Path(welcome.options["snapshots"])
+        part = snapshots.write_part(
+            snapshots.snapshot_directory(root, order.batch),
+            order.file,
+            self._working.state.snapshot(),
+            vparts=welcome.vparts[executor],
+            plan_hash=welcome.plan.hash,
+            batch=order.batch,
+        )
+        self._tell(
+            messages.SnapshotDone(
+                attempt=order.attempt, batch=order.batch, executor=executor, part=part
+            )
+        )
+
+
+def _exchange(settings: ExecutorSettings, local_host: str) -> Exchange:
+    if settings.exchange == "tcp":
+        return TcpExchange(
+            settings.executor,
+            settings.executors,
+            host=local_host,
+            token=settings.token,
+            slot_bytes=settings.slot_bytes,
+        )
+    return RdmaExchange(
+        settings.executor,
+        settings.executors,
+        provider=settings.provider,
+        device_options=settings.device_options,
+        slots=settings.slots,
+        slot_bytes=settings.slot_bytes,
+    )
+
+
+def _is_loss(error: BaseException) -> bool:
+    """Has another process of the job gone, or is the job beginning again?"""
+    return isinstance(error, ChannelError | StateExchangeError | StateProtocolError)
+
+
+def _report(connection: control.ControlConnection, executor: int, error: BaseException) -> None:
+    """Tell the coordinator of an error that a repetition would meet again."""
+    if _is_loss(error) or connection.closed:
+        return
+    name, message, hint = StateError.__name__, f"{type(error).__name__}: {error}", ""
+    if isinstance(error, KdirectError):
+        name, message, hint = type(error).__name__, error.message, error.hint
+    failed = messages.Failed(executor=executor, error=name, message=message, hint=hint)
+    with contextlib.suppress(KdirectError):
+        connection.send(messages.encode(failed))
+
+
+def serve(settings: ExecutorSettings, observer: Observer | None = None) -> None:
+    """Be an executor until the job is stopped.  When the job begins again because another executor
+    was lost, this one joins it again, with the state that it has.  Raises what ends the job, and
+    CoordinatorUnavailableError when that has gone."""
+    while True:
+        try:
+            executor = Executor.open(settings, observer)
+        except KdirectError as e:
+            if not _is_loss(e):
+                raise
+            continue
+        with executor:
+            try:
+                executor.serve()
+                return
+            except BaseException as e:
+                _report(executor.connection, settings.executor, e)
+                if not _is_loss(e):
+                    raise
+                log.info("executor %d joins again: %s", settings.executor, e)
+
+
+def main(observer: Observer | None = None) -> int:
+    """The program: settings from standard input; the exit status."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: the coordinator ends the job
+    settings = ExecutorSettings.from_json(sys.stdin.readline())
+    try:
+        serve(settings, observer)
+    except KdirectError as e:
+        print(f"executor {settings.executor}: {type(e).__name__}: {e}", file=sys.stderr)
+        return EXIT_LOST if isinstance(e, CoordinatorUnavailableError) else EXIT_FAILED
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,246 @@
+"""The two kinds of state behind one interface: cells of aggregates, and chains of rows.
+
+Owns: which plans need which kind, how either is opened on mapped memory, and how its pages reach
+the channels.  What may not enter: what a cell or a chain is (`kdirect.state.backend`,
+`kdirect.state.append`), and when anything happens.
+
+All that outlives a batch lies in the mapped memory.  One thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from kdirect.errors import StateError
+from kdirect.rdma.contract import Memory
+from kdirect.state.append import AppendState, needs_append
+from kdirect.state.arena import PageMemory, StateMemory
+from kdirect.state.backend import Backend, Delta, Page
+from kdirect.state.batches import Phase, Progress, StateHeader
+from kdirect.state.exchange import ReceivingEnd
+from kdirect.state.header import Catalogue, blocks_of, read_header, write_header
+from kdirect.state.messages import StartBatch
+from kdirect.state.plan import VPARTS, Plan
+from kdirect.state.source import Block
+
+NOBODY = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a state lives: the executor and its memory, who leads which virtual partition, and
+    memory for pages."""
+
+    executor: int
+    executors: int
+    owners: tuple[int, ...]
+    memory: StateMemory
+    pages: PageMemory
+
+
+class State(Protocol):
+    """The state of one executor.  The life of a batch is `begin_batch`, any number of `update`,
+    `merge` and `flush`, one `trigger` and one `mark`."""
+
+    def begin_batch(self, start: StartBatch) -> None:
+        """Rows come for these virtual partitions, and of the windows that are open."""
+
+    def update(self, block: Block, side: int) -> int:
+        """Bring in the rows of a block; how many were late."""
+
+    def flush(self, leader: int) -> Delta:
+        """End the epoch of a leader's fragment."""
+
+    def release(self, pages: Sequence[Page]) -> None:
+        """The pages were sent."""
+
+    def merge(self, sender: int, buffer: ReceivingEnd) -> int:
+        """Merge the present buffer of a channel; how many entries or rows it had."""
+
+    def trigger(self, closes: int) -> Iterable[pa.RecordBatch]:
+        """Emit and drop the windows that the clock has closed."""
+
+    def snapshot(self) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """(virtual partition, its rows) of what this executor leads."""
+
+    def restore(self, vpart: int, rows: pa.RecordBatch) -> None:
+        """Add what a snapshot has of a virtual partition."""
+
+    def mark(self, phase: Phase, attempt: int, batch: int, after: Progress | None) -> None:
+        """Write the header of the state file."""
+
+
+def owners_of(vparts: Sequence[tuple[int, int]]) -> tuple[int, ...]:
+    """The executor that leads each virtual partition."""
+    return tuple(
+        next(i for i, (first, last) in enumerate(vparts) if first <= vpart < last)
+        for vpart in range(VPARTS)
+    )
+
+
+def page_memory(
+    *, page_bytes: int, footer_bytes: int, limit: int, on_chunk: Callable[[Memory], None]
+) -> PageMemory:
+    """Memory for fragments, of which each chunk is given to the exchange before it is used."""
+    return PageMemory(
+        Memory.anonymous,
+        page_bytes=page_bytes,
+        footer_bytes=footer_bytes,
+        limit=limit,
+        on_chunk=lambda _, chunk: on_chunk(chunk),
+    )
+
+
+def open_state(plan: Plan, place: Place, *, fresh: bool, mode: str, adaptive_ratio: float) -> State:
+    """The state of a plan: empty if `fresh`, else the one that lies in the memory.  StateError if
+    that cannot be gone on with."""
+    if needs_append(plan):
+        return ChainState(plan, place, fresh=fresh)
+    return CellState(plan, place, fresh=fresh, mode=mode, adaptive_ratio=adaptive_ratio)
+
+
+class CellState:
+    """Aggregates in cells of fixed width: most plans."""
+
+    def __init__(
+        self, plan: Any, place: Place, *, fresh: bool, mode: str, adaptive_ratio: float
+    ) -> None:
+        self._backend = (Backend if fresh else Backend.attach)(
+            plan,
+            executor=place.executor,
+            executors=place.executors,
+            owners=place.owners,
+            memory=place.memory,
+            pages=place.pages,
+            mode=mode,
+            adaptive_ratio=adaptive_ratio,
+        )
+
+    def begin_batch(self, start: StartBatch) -> None:
+        self._backend.closed_before = start.closed_before
+        whole = start.vparts == ((0, VPARTS),)
+        chosen = [v for first, last in start.vparts for v in range(first, last)]
+        self._backend.apply_only(None if whole else chosen)
+
+    def update(self, block: Block, side: int) -> int:
+        return self._backend.update(block.columns, block.rows, time_us=block.time_us).late
+
+    def flush(self, leader: int) -> Delta:
+        return self._backend.flush(leader)
+
+    def release(self, pages: Sequence[Page]) -> None:
+        self._backend.release(pages)
+
+    def merge(self, sender: int, buffer: ReceivingEnd) -> int:
+        return self._backend.merge(sender, buffer.address, buffer.length)
+
+    def trigger(self, closes: int) -> Iterable[pa.RecordBatch]:
+        return self._backend.trigger(closes)
+
+    def snapshot(self) -> Iterator[tuple[int, pa.RecordBatch]]:
+        return self._backend.snapshot()
+
+    def restore(self, vpart: int, rows: pa.RecordBatch) -> None:
+        self._backend.restore(rows)
+
+    def mark(self, phase: Phase, attempt: int, batch: int, after: Progress | None) -> None:
+        self._backend.mark(phase, attempt=attempt, batch=batch, after=after)
+
+
+class ChainState:
+    """Rows in chains: joins and collected lists."""
+
+    def __init__(self, plan: Plan, place: Place, *, fresh: bool) -> None:
+        self._plan, self._place = plan, place
+        memory = place.memory
+        found = None if fresh else read_header(memory)
+        if found is None and not fresh:
+            raise StateError(f"{memory.name} holds no state")
+        blocks = [] if found is None else blocks_of(found[1])
+        if found is not None:
+            memory.restore(found[1]["top"], blocks)
+        self._state = AppendState(
+            plan,
+            memory,
+            place.pages,
+            executor=place.executor,
+            executors=place.executors,
+            owners=place.owners,
+        )
+        block = None
+        if found is not None:
+            own = [b for b in blocks if b[0] == found[1]["catalogue"]]
+            block = own[0] if own else None
+            try:
+                self._state.adopt(found[1]["chains"])
+            except (KeyError, TypeError, ValueError) as e:
+                raise StateError(
+                    f"{memory.name} is damaged: {e}", hint="restore the last snapshot and replay"
+                ) from e
+        self._catalogue = Catalogue(memory, block)
+
+    def begin_batch(self, start: StartBatch) -> None:
+        self._state.begin(start.closed_before)
+        self._state.own(
+            [
+                owner if any(first <= v < last for first, last in start.vparts) else NOBODY
+                for v, owner in enumerate(self._place.owners)
+            ]
+        )
+
+    def update(self, block: Block, side: int) -> int:
+        assert block.time_us is not None
+        return self._state.update(block.columns, block.time_us, side)
+
+    def flush(self, leader: int) -> Delta:
+        delta = self._state.flush(leader)
+        pages = []
+        for address, length in delta.pages:
+            chunk, position = self._place.pages.place(address)
+            pages.append(Page(address=address, chunk=chunk, position=position, length=length))
+        return Delta(
+            leader=leader,
+            pages=tuple(pages),
+            rows=delta.entries + delta.tuples,
+            entries=delta.entries,
+            tuples=delta.tuples,
+        )
+
+    def release(self, pages: Sequence[Page]) -> None:
+        self._state.release([(page.address, page.length) for page in pages])
+
+    def merge(self, sender: int, buffer: ReceivingEnd) -> int:
+        return self._state.merge(sender, buffer.payload)
+
+    def trigger(self, closes: int) -> Iterable[pa.RecordBatch]:
+        return self._state.trigger(closes)
+
+    def snapshot(self) -> Iterator[tuple[int, pa.RecordBatch]]:
+        return self._state.snapshot()
+
+    def restore(self, vpart: int, rows: pa.RecordBatch) -> None:
+        self._state.restore(vpart, rows)
+
+    def mark(self, phase: Phase, attempt: int, batch: int, after: Progress | None) -> None:
+        header = StateHeader(
+            plan_hash=self._plan.hash,
+            executor=self._place.executor,
+            executors=self._place.executors,
+            attempt=attempt,
+            batch=batch,
+            phase=phase,
+            after=after,
+        )
+        if phase is Phase.DIRTY:
+            write_header(self._place.memory, header)
+            return
+        content = {
+            "chains": self._state.catalogue(),
+            "blocks": self._state.blocks(),
+            "after": None if after is None else after.to_json(),
+        }
+        write_header(self._place.memory, header, self._catalogue.write(content))

@@ -1,0 +1,46 @@
+# Written by `make layout`; edit layout.py instead.
+from libc.stdint cimport uint64_t
+
+cdef enum:
+    STATE_HEADER_BYTES = 4096
+    STATE_VERSION = 1
+    STATE_AT_MAGIC = 0
+    STATE_AT_VERSION = 8
+    STATE_AT_CRC = 12
+    STATE_AT_PLAN_HASH = 16
+    STATE_PLAN_HASH_BYTES = 32
+    STATE_AT_EXECUTOR = 48
+    STATE_AT_EXECUTORS = 52
+    STATE_AT_ATTEMPT = 56
+    STATE_AT_BATCH = 64
+    STATE_AT_PHASE = 72
+    STATE_AT_CATALOGUE = 80
+    STATE_AT_CATALOGUE_BYTES = 88
+    STATE_AT_LIMIT = 96
+    STATE_AT_TOP = 104
+    STATE_AT_CATALOGUE_CRC = 112
+    STATE_END = 128
+    PAGE_AT_KIND = 0
+    PAGE_AT_VERSION = 1
+    PAGE_AT_SENDER = 2
+    PAGE_AT_COUNT = 4
+    PAGE_AT_USED = 8
+    PAGE_AT_SHAPE = 12
+    PAGE_AT_ENTRY_WORDS = 16
+    PAGE_AT_ROWS = 24
+    PAGE_HEADER_BYTES = 32
+    PAGE_VERSION = 1
+    PAGE_ENTRIES = 1
+    PAGE_TUPLES = 2
+    INDEX_TAG_SHIFT = 48
+    VPARTS = 256
+    VPART_SHIFT = 56
+
+# C's enumerators are ints: these need more.
+cdef extern from *:
+    """
+    #define STATE_MAGIC 3550336520815856452ULL
+    #define INDEX_POSITION_MASK 281474976710655ULL
+    """
+    const uint64_t STATE_MAGIC
+    const uint64_t INDEX_POSITION_MASK

@@ -1,0 +1,377 @@
+"""What coordinator and executors say to each other, as values with a form in JSON.
+
+A message is one JSON object with its ``type``; on a connection it follows its length, four bytes
+big endian.  `Output` is followed by `size` bytes of an Arrow stream.  Whatever arrives is checked
+before anything looks at it: a message of another version or shape is a `FormatError`.
+
+=================  =====================  ==========================================================
+from executor      from coordinator       when
+=================  =====================  ==========================================================
+`Hello`            `Welcome`              an executor connects; all of them are welcomed together
+                   `Restore`              its state is cold: load these parts, forget all else
+`Listening`                               the receiving ends of its channels expect their peers
+                   `Connect`              all are listening: connect the sending ends
+`Ready`                                   channels to all peers are up, and what is lost is restored
+                   `StartBatch`           to all, with the ranges that this one reads
+`NotRestored`                             a part is damaged or gone: an older snapshot, please
+`BatchDone`                               it leads nothing of the batch any more
+                   `TakeOutput`           of the batch that is done
+`Output`                                  the rows follow
+                   `TakeSnapshot`         of the state after a batch that is committed
+`SnapshotDone`                            its part is durable
+`Failed`           `Stop`                 an error that ends the job; the end
+=================  =====================  ==========================================================
+
+Pure: reading from and writing to a connection is the driver's affair.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, TypeAlias, get_args
+
+from kdirect.errors import FormatError
+from kdirect.state import batches
+from kdirect.state.batches import (
+    MOST_EXECUTORS,
+    NO_BATCH,
+    Part,
+    Partition,
+    Progress,
+    Ranges,
+    StateHeader,
+)
+from kdirect.state.plan import VPARTS, Plan, plan_from_json
+from kdirect.state.strict import Members, canonical, checked_number, parse, shown
+
+VERSION = 1
+LONGEST_BYTES = 64 << 20  # of one message without the rows that follow an Output
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hello:
+    """The first words of an executor.  `address` is where its channels are reached, in the form of
+    its transport.  `header` is of the state file that it found, or None."""
+
+    type: ClassVar[str] = "hello"
+    executor: int
+    token: str
+    process_id: int
+    host: str
+    address: dict[str, Any]
+    header: StateHeader | None
+    version: int = VERSION
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Welcome:
+    """All executors are there.  `vparts` is the range that each leads; `addresses` are where each
+    is reached; `options` are those of the engine, resolved.  `cold` says that this executor's state
+    is of no use and a `Restore` follows."""
+
+    type: ClassVar[str] = "welcome"
+    attempt: int
+    plan: Plan
+    options: dict[str, Any]
+    vparts: tuple[tuple[int, int], ...]
+    addresses: tuple[dict[str, Any], ...]
+    cold: bool
+    version: int = VERSION
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restore:
+    """Forget all state and load these parts of the snapshot after batch `batch`: of each only the
+    virtual partitions that the executor leads.  NO_BATCH and no part: begin empty."""
+
+    type: ClassVar[str] = "restore"
+    attempt: int
+    batch: int
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listening:
+    """The receiving ends of all channels of this executor expect their peers."""
+
+    type: ClassVar[str] = "listening"
+    attempt: int
+    executor: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Connect:
+    """All executors are listening: connect the sending ends."""
+
+    type: ClassVar[str] = "connect"
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ready:
+    """Connected to all peers, and restored if told to: batches may begin."""
+
+    type: ClassVar[str] = "ready"
+    attempt: int
+    executor: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotRestored:
+    """The parts of the snapshot after `batch` cannot be used; `message` says why."""
+
+    type: ClassVar[str] = "not_restored"
+    attempt: int
+    executor: int
+    batch: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartBatch:
+    """Run a batch: read `ranges` (this executor's), apply rows and deltas of the virtual partitions
+    in `vparts` only.
+
+    That is all of them, unless some executors were cold: then the others read for them and leave
+    their own state and kept output alone.  `emit` is False where the output was committed before
+    and only the state is wanted.  `clock` is that of all partitions before the batch.
+    """
+
+    type: ClassVar[str] = "start_batch"
+    attempt: int
+    batch: int
+    ranges: Ranges
+    clock: dict[Partition, int]
+    idle: frozenset[Partition]
+    closed_before: int
+    now_us: int
+    vparts: tuple[tuple[int, int], ...] = ((0, VPARTS),)
+    emit: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchDone:
+    """This executor has sent all its deltas, merged all of the others', and emitted: its header
+    says so.  `after` are the clocks that it computed, equal in all executors.  `counts` are those
+    of the batch by name: rows, late, bad rows by reason, deltas, and so on."""
+
+    type: ClassVar[str] = "batch_done"
+    attempt: int
+    batch: int
+    executor: int
+    after: Progress
+    rows_out: int = 0
+    counts: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TakeOutput:
+    """Send the kept output of this batch.  It may be asked for more than once."""
+
+    type: ClassVar[str] = "take_output"
+    attempt: int
+    batch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Output:
+    """The kept output of a batch; `size` bytes of an Arrow IPC stream follow."""
+
+    type: ClassVar[str] = "output"
+    attempt: int
+    batch: int
+    executor: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TakeSnapshot:
+    """Write the state after `batch` to the file `file` of the snapshot, and sync it."""
+
+    type: ClassVar[str] = "take_snapshot"
+    attempt: int
+    batch: int
+    file: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotDone:
+    """This executor's part of the snapshot is durable."""
+
+    type: ClassVar[str] = "snapshot_done"
+    attempt: int
+    batch: int
+    executor: int
+    part: Part
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failed:
+    """An error that a repetition would meet again: it ends the job.  `error` is the name of its
+    class in `kdirect.errors`."""
+
+    type: ClassVar[str] = "failed"
+    executor: int
+    error: str
+    message: str
+    hint: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stop:
+    """The end: keep the files, close the channels, leave."""
+
+    type: ClassVar[str] = "stop"
+    attempt: int
+
+
+FromExecutor: TypeAlias = (
+    Hello | Listening | NotRestored | Ready | BatchDone | Output | SnapshotDone | Failed
+)
+FromCoordinator: TypeAlias = (
+    Welcome | Restore | Connect | StartBatch | TakeOutput | TakeSnapshot | Stop
+)
+Message: TypeAlias = FromExecutor | FromCoordinator
+_CLASSES: dict[str, Any] = {c.type: c for u in (FromExecutor, FromCoordinator) for c in get_args(u)}
+
+
+def encode(message: Message) -> bytes:
+    """The JSON of a message, without its length."""
+    value = {"type": message.type}
+    for member in fields(message):
+        write = _WRITERS.get(member.name)
+        given = getattr(message, member.name)
+        value[member.name] = given if write is None else write(given)
+    return canonical(value).encode()
+
+
+def decode(data: bytes) -> Message:
+    """The message in these bytes.  Raises FormatError, which says what is wrong with it."""
+    if len(data) > LONGEST_BYTES:
+        raise FormatError(f"message: it has {len(data)} bytes, more than {LONGEST_BYTES}")
+    members = Members(parse(data, "message"), "message")
+    cls = _CLASSES[members.choice("type", _CLASSES)]
+    members.what = f"message {cls.type}"
+    values = {member.name: _READERS[member.name](members, member.name) for member in fields(cls)}
+    members.close()
+    return cls(**values)
+
+
+def decode_from_executor(data: bytes) -> FromExecutor:
+    """As `decode`, of a message that an executor may send."""
+    return _only(decode(data), get_args(FromExecutor))
+
+
+def decode_from_coordinator(data: bytes) -> FromCoordinator:
+    """As `decode`, of a message that the coordinator may send."""
+    return _only(decode(data), get_args(FromCoordinator))
+
+
+def _only(message: Any, classes: tuple[Any, ...]) -> Any:
+    if not isinstance(message, classes):
+        raise FormatError(f"message {message.type}: this side does not send it")
+    return message
+
+
+# -- members, each of one meaning wherever it occurs -----------------------------------------------
+
+
+def _vparts_to_json(vparts: tuple[tuple[int, int], ...]) -> list[list[int]]:
+    return [list(pair) for pair in vparts]
+
+
+def _vparts(members: Members, name: str) -> tuple[tuple[int, int], ...]:
+    found, end = [], 0
+    for pair in members.items(name):
+        if not isinstance(pair, list) or len(pair) != 2:
+            raise members.refuse(name, pair, "[first, last)")
+        first = checked_number(pair[0], end, VPARTS, f"{members.what}: {name}")
+        end = checked_number(pair[1], first, VPARTS, f"{members.what}: {name}")
+        found.append((first, end))
+    return tuple(found)
+
+
+def _objects(members: Members, name: str) -> tuple[dict[str, Any], ...]:
+    found = members.items(name)
+    for value in found:
+        if not isinstance(value, dict):
+            raise members.refuse(name, value, "an object")
+    return tuple(found)
+
+
+def _counts(members: Members, name: str) -> dict[str, int]:
+    found = members.object(name)
+    for key, value in found.items():
+        checked_number(value, 0, (1 << 63) - 1, f"{members.what}: {name}: {shown(key)}")
+    return found
+
+
+def _version(members: Members, name: str) -> int:
+    found = members.number(name, 0)
+    if found != VERSION:
+        raise FormatError(
+            f"{members.what}: version {found} is not {VERSION}",
+            hint="coordinator and executors must run the same version of kdirect",
+        )
+    return found
+
+
+def _text(members: Members, name: str) -> str:
+    return members.text(name)
+
+
+def _file(members: Members, name: str) -> str:
+    found = members.text(name, empty=False)
+    if "/" in found or "\0" in found or found in (".", ".."):
+        raise members.refuse(name, found, "the name of a file")
+    return found
+
+
+def _not_negative(members: Members, name: str) -> int:
+    return members.number(name, 0)
+
+
+_WRITERS: dict[str, Any] = {
+    "header": lambda header: None if header is None else header.to_json(),
+    "plan": lambda plan: plan.to_json(),
+    "vparts": _vparts_to_json,
+    "addresses": list,
+    "parts": lambda parts: [part.to_json() for part in parts],
+    "part": lambda part: part.to_json(),
+    "ranges": batches.ranges_to_json,
+    "clock": batches.clock_to_json,
+    "idle": batches.partitions_to_json,
+    "after": lambda after: after.to_json(),
+}
+_READERS: dict[str, Any] = {
+    "version": _version,
+    "executor": lambda m, name: m.number(name, 0, MOST_EXECUTORS - 1),
+    "token": _text,
+    "process_id": _not_negative,
+    "host": _text,
+    "address": lambda m, name: m.object(name),
+    "header": lambda m, name: m.optional(name, StateHeader.from_json),
+    "attempt": _not_negative,
+    "plan": lambda m, name: plan_from_json(m.object(name)),
+    "options": lambda m, name: m.object(name),
+    "vparts": _vparts,
+    "addresses": _objects,
+    "cold": lambda m, name: m.boolean(name),
+    "batch": lambda m, name: m.number(name, NO_BATCH),
+    "parts": lambda m, name: m.each(name, Part.from_json),
+    "part": lambda m, name: Part.from_json(m.take(name)),
+    "ranges": lambda m, name: batches.ranges_from_json(m.take(name)),
+    "clock": lambda m, name: batches.clock_from_json(m.take(name)),
+    "idle": lambda m, name: batches.partitions_from_json(m.take(name)),
+    "closed_before": lambda m, name: m.number(name),
+    "now_us": lambda m, name: m.number(name),
+    "emit": lambda m, name: m.boolean(name),
+    "after": lambda m, name: Progress.from_json(m.take(name)),
+    "rows_out": _not_negative,
+    "counts": _counts,
+    "size": _not_negative,
+    "file": _file,
+    "error": _text,
+    "message": _text,
+    "hint": _text,
+}

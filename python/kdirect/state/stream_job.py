@@ -1,0 +1,302 @@
+"""A stream query from plain Python: `run` a plan over topics, and iterate over what it puts out.
+
+This file starts processes and opens connections.  Owns: the arguments and options of a job, the
+choice of the exchange, and the life of everything that the job needs.  What may not enter: what a
+process of it does.
+
+    with kdirect.state.run(plan, "localhost:9092", executors=2, directory="job") as job:
+        for batch, table in job:
+            ...
+
+Each batch is handed out once its windows are complete.  To ask for the next batch commits the one
+before: a batch that was handed out and not committed when the job ended is handed out again, with
+the same number and the same rows.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from kdirect.client.session import Session, connect
+from kdirect.errors import ConfigError, KdirectError, UnknownTopicError
+from kdirect.model import TopicPartition
+from kdirect.options import ENGINE
+from kdirect.state import exchange, job
+from kdirect.state.batches import Partition, Range
+from kdirect.state.control import ControlListener, new_token
+from kdirect.state.coordinator_server import CoordinatorServer
+from kdirect.state.directory import JobDirectory
+from kdirect.state.executor import ExecutorSettings
+from kdirect.state.launcher import Launcher, LocalLauncher
+from kdirect.state.plan import VPARTS, Plan
+
+MODES = ("slash", "uppar")
+LAYOUTS = ("colocated", "split")
+
+
+def run(
+    plan: Plan,
+    source: Mapping[str, Any] | str,
+    *,
+    executors: int = 2,
+    directory: str | Path | None = None,
+    mode: str = "slash",
+    layout: str = "colocated",
+    until: str | None = None,
+    launcher: Launcher | None = None,
+    **options: Any,
+) -> StateJob:
+    """Run `plan` over the topics of the brokers that `source` names (client settings, or just
+    "host:port") in `executors` processes.
+
+    `directory` keeps the job from start to start; without one it is temporary, and so is the job.
+    `mode`: ``slash``, or ``uppar``, the baseline that partitions rows by key; its `layout` is
+    ``colocated`` (each executor partitions and aggregates) or ``split`` (half of them each).
+    `until`: ``latest`` ends the job after what is in the topics when it starts; by default it goes
+    on for ever.  Windows that are open then stay open: only event time closes them.  `launcher`
+    starts the executors; by default they are processes of this host.  `options`: see
+    docs/options.md, Options of the state engine.
+
+    Raises ConfigError for arguments that cannot be, TransportError where ``exchange=rdma`` is asked
+    for and there is no path, StateDirectoryError for a directory that is in use or damaged."""
+    return StateJob(
+        plan,
+        {"bootstrap.servers": source} if isinstance(source, str) else dict(source),
+        executors=executors,
+        directory=directory,
+        mode=mode,
+        layout=layout,
+        until=until,
+        launcher=launcher or LocalLauncher(),
+        options=ENGINE.resolve(options),
+    )
+
+
+class StateJob:
+    """A job that runs: iterate over it for (batch number, table), use it as a context manager, or
+    `close` it.  One thread.  Made by `run`."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        source: Mapping[str, Any],
+        *,
+        executors: int,
+        directory: str | Path | None,
+        mode: str,
+        layout: str,
+        until: str | None,
+        launcher: Launcher,
+        options: Mapping[str, Any],
+    ) -> None:
+        _check(executors, mode, layout, until)
+        is_split = mode == "uppar" and layout == "split"
+        self.plan = plan
+        self._options = options
+        self._executors = executors
+        self._closed = False
+        self._server: CoordinatorServer | None = None
+        self._directory: JobDirectory | None = None
+        self._session: Session | None = None
+        self._ended = False
+        # Before anything is started: a refused exchange leaves nothing behind.
+        self.exchange, self.exchange_reason = exchange.choose(
+            options["exchange"], options["provider"]
+        )
+        self._source = dict(source)
+        try:
+            self._session = connect(source)
+            job_file = {"plan": plan.to_json()}
+            self._directory = JobDirectory.open(directory, job_file, plan_hash=plan.hash)
+            self.memory = self._directory.memory_directory(options["state_memory"])
+            self._server = self._coordinator(
+                mode, is_split=is_split, until=until, launcher=launcher
+            )
+        except BaseException:
+            self._release()
+            raise
+
+    def _coordinator(
+        self, mode: str, *, is_split: bool, until: str | None, launcher: Launcher
+    ) -> CoordinatorServer:
+        options = self._options
+        assert self._directory is not None
+        is_new = not self._directory.batches.entries and self._directory.commits.last is None
+        ends = self._ends()
+        settings = job.Settings(
+            plan=self.plan,
+            executors=self._executors,
+            options=self._for_executors(mode),
+            starts=self._starts(ends) if is_new else {},
+            until={tp: r.end for tp, r in ends.items()} if until else None,
+            is_split=is_split,
+            max_offsets=options["batch_records"],
+            snapshot_interval_us=int(options["snapshot_interval"]) * 1000,
+            max_restarts=options["max_restarts"],
+        )
+        self._token = new_token()
+        listener = ControlListener(options["listen_address"], self._token)
+        self._address = listener.address
+        return CoordinatorServer(
+            settings,
+            self._directory,
+            listener,
+            launcher=launcher,
+            executor_settings=self._executor_settings,
+            ends=self._ends,
+            start_timeout_s=options["start_timeout"] / 1000,
+            stall_timeout_s=options["stall_timeout"] / 1000,
+            trigger_interval_s=options["trigger_interval"] / 1000,
+        )
+
+    def __enter__(self) -> StateJob:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        self.close(stop=kind is None)
+
+    def __iter__(self) -> Iterator[tuple[int, pa.Table]]:
+        return self
+
+    def __next__(self) -> tuple[int, pa.Table]:
+        if self._closed or self._ended:
+            raise StopIteration
+        assert self._server is not None
+        try:
+            output = self._server.next_output()
+        except KdirectError:
+            self._ended = True
+            raise
+        if output is None:
+            self._ended = True
+            raise StopIteration
+        return output
+
+    @property
+    def server(self) -> CoordinatorServer:
+        """What drives the job: its attempt, its processes."""
+        assert self._server is not None
+        return self._server
+
+    @property
+    def counts(self) -> Counter[str]:
+        """What the executors counted over all batches of this start: rows, late, dropped rows by
+        reason, what was sent."""
+        return self.server.counts
+
+    @property
+    def batch_counts(self) -> Counter[str]:
+        """The same of the batch that was handed out last, with `state_bytes` after it."""
+        return self.server.batch_counts
+
+    def statistics(self) -> dict[str, int]:
+        """The metrics of the room `state`: sums over the executors since this start."""
+        return self.server.statistics()
+
+    @property
+    def directory(self) -> Path:
+        """Where the job is kept."""
+        assert self._directory is not None
+        return self._directory.path
+
+    def close(self, *, stop: bool = True) -> None:
+        """End the job.  With `stop`, in good order: a snapshot is taken, unless a batch that was
+        handed out was not committed; without, as if everything had been killed."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            if stop and not self._ended:
+                self.server.stop()
+        finally:
+            self._release()
+
+    def _release(self) -> None:
+        self._closed = True
+        if self._server is not None:
+            self._server.close()
+        if self._directory is not None:
+            if self._directory.temporary:
+                shutil.rmtree(self.memory, ignore_errors=True)
+            self._directory.close()
+        if self._session is not None:
+            self._session.close()
+
+    # -- what the coordinator asks for -------------------------------------------------------------
+
+    def _ends(self) -> dict[Partition, Range]:
+        """First and next offset of every partition of the inputs."""
+        assert self._session is not None
+        topics = self._session.list_topics()
+        found: list[TopicPartition] = []
+        for given in self.plan.inputs:
+            if given.topic not in topics:
+                raise UnknownTopicError(
+                    f"input {given.name}: there is no topic {given.topic}",
+                    hint="create it, or correct the plan",
+                )
+            found += [TopicPartition(given.topic, p) for p in range(topics[given.topic])]
+        marks = self._session.watermarks(found)
+        return {
+            Partition(tp.topic, tp.partition): Range(first, max(first, end))
+            for tp, (first, end) in marks.items()
+        }
+
+    def _starts(self, ends: Mapping[Partition, Range]) -> dict[Partition, int]:
+        latest = self._options["starting_offsets"] == "latest"
+        return {tp: r.end if latest else r.start for tp, r in ends.items()}
+
+    def _for_executors(self, mode: str) -> dict[str, Any]:
+        assert self._directory is not None
+        options = self._options
+        return {
+            "source": self._source,
+            "snapshots": str(self._directory.snapshots.resolve()),
+            "mode": mode,
+            "adaptive_ratio": options["adaptive_ratio"],
+            "epoch_bytes": options["epoch_bytes"],
+            "block_rows": options["block_rows"],
+        }
+
+    def _executor_settings(self, executor: int) -> ExecutorSettings:
+        options = self._options
+        host, port = self._address
+        host = options["advertised_address"] or host
+        return ExecutorSettings(
+            host=host,
+            port=port,
+            token=self._token,
+            executor=executor,
+            executors=self._executors,
+            memory=str(self.memory),
+            exchange=self.exchange,
+            provider=options["provider"],
+            slots=options["slots"],
+            slot_bytes=options["slot_bytes"],
+            state_limit=options["state_limit"],
+            fragment_limit=options["fragment_limit"],
+        )
+
+
+def _check(executors: int, mode: str, layout: str, until: str | None) -> None:
+    for name, value, choices in (
+        ("mode", mode, MODES),
+        ("layout", layout, LAYOUTS),
+        ("until", until, (None, "latest")),
+    ):
+        if value not in choices:
+            raise ConfigError(
+                f"{name}={value!r} is not known", hint=f"use one of {', '.join(map(str, choices))}"
+            )
+    least = 2 if (mode, layout) == ("uppar", "split") else 1
+    if not least <= executors <= VPARTS:
+        raise ConfigError(
+            f"a job cannot have {executors} executors in this mode",
+            hint=f"give {least} to {VPARTS}",
+        )

@@ -1,0 +1,303 @@
+"""The backend against a plain model: executors update, exchange deltas and emit windows."""
+
+from __future__ import annotations
+
+import random
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kdirect.errors import ConfigError, StateError
+from kdirect.state import NoWindow, Sliding, Tumbling
+from kdirect.state.backend import Backend
+from tests.state.state_model import (
+    as_groups,
+    assert_same,
+    backend_of,
+    cluster_of,
+    exchange,
+    expected,
+    owners_of,
+    plan_of,
+    rows_of,
+    update,
+)
+
+SCHEMA = [
+    ("time", "int64"), ("i", "int64"), ("n", "int32"), ("s", "string"), ("b", "binary"),
+    ("d", "date32"), ("flag", "bool"), ("dec", "decimal128(12,2)"), ("big", "decimal128(30,3)"),
+    ("x", "float64"), ("y", "float32"), ("u", "uint64"),
+]  # fmt: skip
+AGGREGATES = [
+    "count", ("count", "x"), ("sum", "i"), ("sum", "x"), ("sum", "big"), ("min", "x"), ("max", "x"),
+    ("min", "i"), ("max", "n"), ("min", "big"), ("max", "dec"), ("max", "d"), ("min", "flag"),
+    ("max", "u"), ("avg", "i"), ("avg", "x"), ("avg", "dec"), ("stddev_samp", "x"),
+    ("var_pop", "i"), ("first", "x"), ("last", "i"), ("first", "big"),
+    ("approx_count_distinct", "s"),
+]  # fmt: skip
+WINDOWS = [
+    Tumbling(size_us=100), Sliding(size_us=100, slide_us=40), Sliding(size_us=90, slide_us=30),
+    NoWindow(),
+]  # fmt: skip
+
+
+def some_rows(seed: int, n: int, keys: int, nulls: float) -> list[dict[str, Any]]:
+    rng = random.Random(seed)
+
+    def maybe(value: Any) -> Any:
+        return None if rng.random() < nulls else value
+
+    import datetime
+
+    return [
+        {
+            "time": rng.randrange(1000),
+            "i": maybe(rng.randrange(keys) - keys // 2),
+            "n": maybe(rng.randrange(keys)),
+            "s": maybe("k" * (rng.randrange(keys) % 23) + str(rng.randrange(keys))),
+            "b": maybe(bytes([rng.randrange(3)]) * rng.randrange(12)),
+            "d": maybe(datetime.date(2020, 1, 1 + rng.randrange(9))),
+            "flag": maybe(rng.random() < 0.5),
+            "dec": maybe(Decimal(rng.randrange(-10_000, 10_000)).scaleb(-2)),
+            "big": maybe(Decimal(rng.randrange(-(10**25), 10**25)).scaleb(-3)),
+            "x": maybe(rng.choice([rng.uniform(-50, 50), 0.0, 1e9])),
+            "y": maybe(float(rng.randrange(5))),
+            "u": maybe(rng.randrange(1 << 64)),
+        }
+        for _ in range(n)
+    ]
+
+
+KEYS = [("i",), ("s",), ("n", "flag"), ("s", "i", "b"), ("big", "d"), ("dec",), ()]
+
+
+def emitted(plan: Any, backends: list[Backend]) -> dict[tuple, Any]:
+    return as_groups(plan, [row for b in backends for row in rows_of(b.trigger(10_000))])
+
+
+@pytest.mark.parametrize("keys", KEYS, ids="-".join)
+@pytest.mark.parametrize("window", WINDOWS, ids=str)
+def test_results_are_those_of_the_model(keys: tuple, window: Any) -> None:
+    plan = plan_of(SCHEMA, keys, window, AGGREGATES)
+    for executors, nulls, options in (
+        (1, 0.0, {}), (3, 0.1, {"adaptive_ratio": 0}), (3, 0.0, {"mode": "uppar"}),
+        (2, 0.1, {"mode": "uppar"}),
+    ):  # fmt: skip
+        rows = some_rows(7, 300, 24, nulls)
+        backends = cluster_of(plan, executors, **options)
+        for epoch in range(3):
+            for i, backend in enumerate(backends):
+                update(backend, rows[i::executors][epoch::3])
+            exchange(backends)
+        assert_same(plan, emitted(plan, backends), expected(plan, rows))
+
+
+def test_a_null_that_comes_late_finds_the_sums_before_it() -> None:
+    plan = plan_of(SCHEMA, ["i"], Tumbling(size_us=1000), [("sum", "x"), ("min", "n"), "count"])
+    rows = some_rows(1, 300, 9, 0.0) + some_rows(2, 300, 14, 0.6)
+    backends = cluster_of(plan, 2, adaptive_ratio=0)
+    for part in (rows[:300], rows[300:]):
+        for i, backend in enumerate(backends):
+            update(backend, part[i::2])
+        exchange(backends)
+    assert_same(plan, emitted(plan, backends), expected(plan, rows))
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 1 << 30), executors=st.integers(1, 4), tuples=st.booleans(),
+       nulls=st.sampled_from([0.0, 0.3]), data=st.data())  # fmt: skip
+def test_no_arrival_order_shows(seed: int, executors: int, tuples: bool, nulls: float,
+                                data: Any) -> None:  # fmt: skip
+    """Deltas of the same epochs, merged in any order of helpers, give bit for bit the same."""
+    plan = plan_of(SCHEMA, ["n"], Tumbling(size_us=300), AGGREGATES)
+    rows = some_rows(seed, 240, 12, nulls)
+    results = []
+    for order in (range(executors), data.draw(st.permutations(range(executors)))):
+        backends = cluster_of(plan, executors, mode="uppar" if tuples else "slash")
+        for epoch in range(2):
+            for i in order:
+                update(backends[i], rows[i::executors][epoch::2])
+            exchange(backends, order)
+        results.append(sorted(map(repr, [r for b in backends for r in rows_of(b.trigger(10_000))])))
+    assert results[0] == results[1]
+
+
+def test_late_and_unusable_rows_are_dropped_and_counted() -> None:
+    plan = plan_of(SCHEMA, ["i"], Tumbling(size_us=100), ["count"])
+    backend = backend_of(plan)
+    backend.closed_before, backend.max_time_us = 200, 5000
+    rows = some_rows(3, 6, 1, 0.0)
+    for row, time in zip(rows, (None, -1, 199, 200, 5000, 5001), strict=True):
+        row["time"] = time
+    found = update(backend, rows)
+    assert (found.rows, found.late, found.null_time, found.early, found.ahead) == (2, 1, 1, 1, 1)
+    assert (found.first_bad, found.newest) == (0, 5000)
+    assert backend.figures()["windows"] == 2
+
+
+def test_masked_rows_are_left_out_and_their_times_count() -> None:
+    plan = plan_of(SCHEMA, ["i"], Tumbling(size_us=100), ["count"])
+    backend = backend_of(plan)
+    mask = pa.array([True, False, None, True])
+    found = backend.update({"i": pa.array([1, 1, 1, 2])}, 4, mask=mask,
+                           time_us=pa.array([1, 2, 90, 3]))  # fmt: skip
+    assert (found.rows, found.filtered, found.newest) == (2, 2, 90)
+    assert {(r["i"], r["count"]) for r in rows_of(backend.trigger(100))} == {(1, 1), (2, 1)}
+
+
+def test_windows_close_once_and_their_memory_goes_back() -> None:
+    plan = plan_of(SCHEMA, ["i"], Tumbling(size_us=100), ["count"])
+    backend = backend_of(plan)
+    update(backend, some_rows(4, 500, 30, 0.0))
+    assert backend.trigger(99) == []
+    first = rows_of(backend.trigger(500))
+    rest = rows_of(backend.trigger(10_000))
+    assert sum(r["count"] for r in first) + sum(r["count"] for r in rest) == 500
+    assert backend.trigger(10_000) == [] and backend.figures()["windows"] == 0
+    assert backend.figures()["state_bytes"] == 0
+
+
+def test_without_windows_only_changed_keys_are_emitted() -> None:
+    plan = plan_of(SCHEMA, ["s"], NoWindow(), ["count"])
+    backends = cluster_of(plan, 2)
+
+    def batch(*names: str) -> dict[str, int]:
+        rows = [{**some_rows(1, 1, 1, 0.0)[0], "s": name} for name in names]
+        update(backends[0], rows)
+        update(backends[1], rows)
+        exchange(backends)
+        return {r["s"]: r["count"] for b in backends for r in rows_of(b.trigger())}
+
+    assert batch("a", "b", "a") == {"a": 4, "b": 2}
+    assert batch("b") == {"b": 4}
+    assert batch() == {}
+
+
+@pytest.mark.parametrize("overflow", ["error", "wrap"])
+def test_a_sum_that_leaves_int64(overflow: str) -> None:
+    plan = plan_of(SCHEMA, ["n"], NoWindow(), [("sum", "i")], overflow)
+    backend = backend_of(plan)
+    row = {**some_rows(1, 1, 1, 0.0)[0], "i": (1 << 63) - 1}
+    if overflow == "error":
+        with pytest.raises(StateError, match=r"sum\(i\).*overflow=wrap"):
+            update(backend, [row, row])
+    else:
+        update(backend, [row, row])
+        assert rows_of(backend.trigger())[0]["sum(i)"] == -2
+
+
+@pytest.mark.parametrize("target", [1, 2, 5])
+@pytest.mark.parametrize("keys", [("i",), ("s", "n")], ids="-".join)
+def test_a_snapshot_restores_into_any_number_of_executors(keys: tuple, target: int) -> None:
+    plan = plan_of(SCHEMA, keys, Sliding(size_us=100, slide_us=50), AGGREGATES)
+    rows = some_rows(11, 600, 30, 0.2)
+    backends = cluster_of(plan, 2)
+    for i, backend in enumerate(backends):
+        update(backend, rows[i::2][:150])
+    exchange(backends)
+    parts = {v: batch for b in backends for v, batch in b.snapshot()}
+    others = cluster_of(plan, target)
+    for vpart, batch in parts.items():
+        others[owners_of(target)[vpart]].restore(batch)
+    for i, backend in enumerate(others):
+        update(backend, (rows[0::2][150:] + rows[1::2][150:])[i::target])
+    exchange(others)
+    assert_same(plan, emitted(plan, others), expected(plan, rows))
+
+
+def test_a_snapshot_into_as_many_executors_is_exact() -> None:
+    plan = plan_of(SCHEMA, ["n"], Tumbling(size_us=500), AGGREGATES)
+    rows = some_rows(5, 400, 10, 0.1)
+    backends, others = cluster_of(plan, 2), cluster_of(plan, 2)
+    for i, backend in enumerate(backends):
+        update(backend, rows[i::2])
+    exchange(backends)
+    for backend, other in zip(backends, others, strict=True):
+        for _, batch in backend.snapshot():
+            other.restore(batch)
+    before, after = (
+        sorted(map(repr, [r for b in group for r in rows_of(b.trigger(10_000))]))
+        for group in (backends, others)
+    )
+    assert before == after
+
+
+def test_a_foreign_or_damaged_snapshot_is_refused() -> None:
+    plan = plan_of(SCHEMA, ["s"], Tumbling(size_us=500), ["count"])
+    other = plan_of(SCHEMA, ["s"], Tumbling(size_us=501), ["count"])
+    backend = backend_of(plan)
+    update(backend, some_rows(5, 50, 10, 0.1))
+    _, batch = next(iter(backend.snapshot()))
+    with pytest.raises(StateError, match="another plan"):
+        backend_of(other).restore(batch)
+    with pytest.raises(StateError, match="led by executor"):
+        backend_of(plan, 1, 2).restore(batch)
+    moved = batch.replace_schema_metadata({**batch.schema.metadata, b"vpart": b"255"})
+    with pytest.raises(StateError, match="no key of virtual partition 255"):
+        backend_of(plan).restore(moved)
+    shortened = [k[:8] + k[8:-1] for k in batch.column("key").to_pylist()]
+    torn = batch.set_column(1, "key", pa.array(shortened, pa.large_binary()))
+    with pytest.raises(StateError, match="no sequence of words"):
+        backend_of(plan).restore(torn)
+
+
+def test_a_replay_applies_lost_partitions_only() -> None:
+    plan = plan_of(SCHEMA, ["i"], NoWindow(), ["count"])
+    rows = some_rows(5, 900, 200, 0.0)
+    backend, half = backend_of(plan), backend_of(plan)
+    update(backend, rows)
+    half.apply_only(range(128))
+    update(half, rows)
+    half.apply_only(range(128, 256))
+    update(half, rows)
+    half.apply_only(None)
+    assert sorted(map(repr, rows_of(half.trigger()))) == sorted(
+        map(repr, rows_of(backend.trigger()))
+    )
+
+
+def test_what_no_cell_holds_is_refused() -> None:
+    plan = plan_of(SCHEMA, ["i"], Tumbling(size_us=5), [("collect_list", "x")])
+    with pytest.raises(ConfigError, match="chains"):
+        backend_of(plan)
+
+
+@pytest.mark.parametrize("executors", [1, 2, 3, 11])
+def test_blocks_of_one_window_reach_every_owner_once(executors: int) -> None:
+    plan = plan_of(SCHEMA, ["i"], Tumbling(size_us=1000), ["count", ("sum", "i"), ("sum", "x")])
+    rows = some_rows(3, 3000, 500, 0.0)
+    found: dict[tuple, Any] = {}
+    for vparts in (range(77), range(77, 256)):  # as two replays, each for a part of the keys
+        backends = cluster_of(plan, executors, adaptive_ratio=0)
+        used = 0
+        for i, backend in enumerate(backends):
+            backend.apply_only(vparts)
+            for begin in range(0, 3000, 1000):
+                used += update(backend, rows[begin : begin + 1000][i::executors]).rows
+        exchange(backends)
+        part = emitted(plan, backends)
+        assert not set(found) & set(part)
+        assert used == sum(group[plan.aggregates[0].name] for group in part.values())
+        found |= part
+    assert_same(plan, found, expected(plan, rows))
+
+
+def test_a_window_begins_with_the_index_of_one_that_was_dropped() -> None:
+    plan = plan_of(SCHEMA, ["i"], Tumbling(size_us=100), ["count"])
+    backend = backend_of(plan)
+    slots = []
+    for window, keys in enumerate((5000, 1, 1)):
+        update(backend, [{"time": window * 100, "i": 0}])
+        slots.append(backend.engine.table(window).slots)
+        update(backend, [{"time": window * 100, "i": key} for key in range(keys)])
+        full = backend.engine.table(window).slots
+        (out,) = backend.trigger(window * 100 + 100)
+        assert out.num_rows == keys
+        if window == 0:
+            grown = full
+    assert slots[0] < slots[1] == grown
+    assert slots[2] == slots[0]  # the second had one key: its size was not handed on

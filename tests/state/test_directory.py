@@ -1,0 +1,200 @@
+"""The directory of a job: a lock, logs whose torn end is cut, files that are whole or an error."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kdirect.errors import StateDirectoryError
+from kdirect.state.directory import JobDirectory, LineLog, replaced
+
+JOB = {"plan": {"kind": "aggregate"}, "vparts": 256}
+
+
+def opened(
+    path: Path | None, job: dict[str, Any] = JOB, plan_hash: str = "ab" * 32
+) -> JobDirectory:
+    return JobDirectory.open(path, job, plan_hash=plan_hash)
+
+
+def test_attempts_are_remembered(tmp_path: Path) -> None:
+    for number in (1, 2, 3):
+        job = opened(tmp_path / "job")
+        assert job.attempt == number - 1
+        job.write_attempt(number)
+        assert job.attempt == number
+        job.close()
+
+
+def test_a_second_job_is_refused_and_told_of_the_first(tmp_path: Path) -> None:
+    code = (
+        "import sys; from kdirect.state.directory import JobDirectory\n"
+        "job = JobDirectory.open(sys.argv[1], {'a': 1}, plan_hash='x')\n"
+        "print('open', flush=True); sys.stdin.read()"
+    )
+    other = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "open\n"
+        with pytest.raises(StateDirectoryError, match=rf"{tmp_path}.*process {other.pid}\b"):
+            JobDirectory.open(tmp_path, {"a": 1}, plan_hash="x")
+    finally:
+        other.kill()
+        other.communicate()
+    JobDirectory.open(tmp_path, {"a": 1}, plan_hash="x").close()
+
+
+def test_a_second_job_of_the_same_process_is_refused(tmp_path: Path) -> None:
+    first = opened(tmp_path)
+    with pytest.raises(StateDirectoryError, match=f"process {os.getpid()}"):
+        opened(tmp_path)
+    first.close()
+    opened(tmp_path).close()
+
+
+def test_a_child_made_by_fork_does_not_hold_the_directory(tmp_path: Path) -> None:
+    job = opened(tmp_path)
+    ready_in, ready_out = os.pipe()
+    end_in, end_out = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(end_out)
+        os.write(ready_out, b".")
+        os.read(end_in, 1)
+        os._exit(0)
+    try:
+        os.read(ready_in, 1)
+        job.close()
+        opened(tmp_path).close()
+    finally:
+        for fd in (end_in, end_out, ready_in, ready_out):
+            os.close(fd)
+        os.waitpid(child, 0)
+
+
+@pytest.mark.parametrize("cut", range(1, 30))
+def test_a_torn_last_line_is_cut_and_appending_goes_on(tmp_path: Path, cut: int) -> None:
+    path = tmp_path / "log"
+    log = LineLog(path)
+    log.append({"batch": 0})
+    log.append({"batch": 1, "ranges": {"t": [0, 5]}})
+    log.close()
+    whole = path.read_bytes()
+    last = len(whole) - whole.index(b"\n") - 1
+    path.write_bytes(whole[:-cut])
+    log = LineLog(path)
+    assert log.entries == ({"batch": 0},)
+    assert cut < last
+    log.append({"batch": 1})
+    log.close()
+    assert LineLog(path).entries == ({"batch": 0}, {"batch": 1})
+
+
+def test_a_last_line_with_a_wrong_crc_is_cut(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    log = LineLog(path)
+    log.append({"batch": 0})
+    log.append({"batch": 1})
+    log.close()
+    path.write_bytes(path.read_bytes().replace(b'"batch":1', b'"batch":2'))
+    assert LineLog(path).last == {"batch": 0}
+
+
+def test_a_damaged_line_that_others_follow_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    log = LineLog(path)
+    for batch in range(3):
+        log.append({"batch": batch})
+    log.close()
+    path.write_bytes(path.read_bytes().replace(b'"batch":1', b'"batch":7'))
+    with pytest.raises(StateDirectoryError, match="line 2 is damaged"):
+        LineLog(path)
+
+
+def test_a_log_is_replaced_by_what_is_kept(tmp_path: Path) -> None:
+    log = LineLog(tmp_path / "log")
+    for batch in range(5):
+        log.append({"batch": batch})
+    log.keep(list(log.entries[3:]))
+    log.append({"batch": 5})
+    log.close()
+    assert LineLog(tmp_path / "log").entries == ({"batch": 3}, {"batch": 4}, {"batch": 5})
+
+
+def test_a_write_that_fails_leaves_the_file_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"before")
+    with pytest.raises(RuntimeError), replaced(path) as file:
+        file.write(b"half")
+        raise RuntimeError
+    assert path.read_bytes() == b"before"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_the_directory_of_another_job_is_refused(tmp_path: Path) -> None:
+    opened(tmp_path).close()
+    with pytest.raises(StateDirectoryError, match="another job: plan_hash differ"):
+        opened(tmp_path, plan_hash="cd" * 32)
+    with pytest.raises(StateDirectoryError, match="vparts differ"):
+        opened(tmp_path, {**JOB, "vparts": 64})
+    opened(tmp_path).close()
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"version": 99}', "\x00\xff"])
+def test_a_damaged_description_is_an_error_that_names_it(tmp_path: Path, text: str) -> None:
+    opened(tmp_path).close()
+    (tmp_path / "job.json").write_text(text)
+    with pytest.raises(StateDirectoryError, match=r"job\.json"):
+        opened(tmp_path)
+
+
+def test_state_without_its_description_is_refused(tmp_path: Path) -> None:
+    job = opened(tmp_path)
+    job.batches.append({"batch": 0})
+    job.close()
+    (tmp_path / "job.json").unlink()
+    with pytest.raises(StateDirectoryError, match=r"no job\.json"):
+        opened(tmp_path)
+
+
+def test_a_damaged_attempt_is_an_error(tmp_path: Path) -> None:
+    opened(tmp_path).close()
+    (tmp_path / "attempt").write_text("many")
+    with pytest.raises(StateDirectoryError, match="attempt"):
+        opened(tmp_path)
+
+
+def test_a_path_that_is_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StateDirectoryError, match="cannot be used"):
+        opened(tmp_path / "file")
+
+
+def test_a_temporary_directory_goes_with_the_job() -> None:
+    job = opened(None)
+    assert job.path.is_dir()
+    job.close()
+    assert not job.path.exists()
+
+
+def test_each_directory_has_memory_of_its_own(tmp_path: Path) -> None:
+    one, two = opened(tmp_path / "one"), opened(tmp_path / "two")
+    found = [job.memory_directory(tmp_path) for job in (one, two)]
+    assert len(set(found)) == 2
+    assert all(path.stat().st_mode & 0o777 == 0o700 for path in found)
+    memory = one.memory_directory()
+    assert memory == one.memory_directory()
+    shutil.rmtree(memory)
+    one.close()
+    two.close()

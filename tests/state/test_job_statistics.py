@@ -1,0 +1,81 @@
+"""The counters of a job are those of the table of metrics, and they count."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import kdirect
+from kdirect import metrics
+from kdirect.client.session import Session
+from kdirect.state import snapshots
+from kdirect.state.stream_job import run
+from tests.state import jobs
+
+RECORDS = 30_000
+SMALL: dict[str, Any] = {
+    "executors": 2,
+    "epoch_bytes": 100_000,
+    "slot_bytes": 4096,
+    "block_rows": 500,
+}
+
+
+@pytest.fixture
+def session(broker: Any) -> Iterator[Session]:
+    with kdirect.connect(broker.bootstrap_servers) as made:
+        yield made
+
+
+def test_what_a_job_does_is_counted(
+    broker: Any, session: Session, seed: int, tmp_path: Path
+) -> None:
+    first, second = np.array_split(jobs.events(seed, RECORDS), 2)
+    options = {**SMALL, "directory": tmp_path, "snapshot_interval": 0, "adaptive_ratio": 0.0}
+    jobs.write(session, first, 2)
+    with run(jobs.plan(), broker.bootstrap_servers, **options) as job:
+        _, table = next(job)
+        seen = job.statistics()
+        assert set(seen) == metrics.names("state")
+        assert (seen["batches"], seen["attempts"], seen["restores"]) == (0, 1, 2)
+        assert (seen["rows"], seen["late"]) == (len(first), 0)
+        assert seen["input_bytes"] >= first.nbytes
+        assert seen["epochs"] >= first.nbytes // SMALL["epoch_bytes"]
+        assert 0 < seen["deltas"] <= seen["epochs"]
+        assert seen["merged"] == seen["sent_entries"] > 0
+        assert seen["sent_tuples"] == 0
+        # A page each at least, and a buffer that ends each epoch.
+        assert seen["sent_buffers"] >= seen["deltas"] + seen["epochs"]
+        assert seen["sent_bytes"] > 24 * seen["sent_entries"]
+        assert seen["rows_out"] == table.num_rows > 0
+        assert seen["state_bytes"] > 0 and seen["waits"] > 0
+        assert seen["snapshots"] == seen["snapshot_bytes"] == 0
+        jobs.write(session, np.concatenate([second, first[:50]]), 2)
+        _, more = next(job)
+        seen = job.statistics()
+        assert (seen["batches"], seen["late"]) == (1, 50)
+        assert seen["rows"] == RECORDS + 50
+        assert seen["rows_out"] == table.num_rows + more.num_rows
+        assert job.batch_counts["rows"] == len(second) + 50
+        assert job.batch_counts["state_bytes"] == seen["state_bytes"]
+        assert seen["snapshots"] == 1
+        files = tmp_path.glob("snapshots/*/*")
+        parts = [file for file in files if file.name != snapshots.MANIFEST]
+        assert seen["snapshot_bytes"] == sum(part.stat().st_size for part in parts) > 0
+
+
+def test_rows_that_are_sent_as_they_are_count_as_tuples(
+    broker: Any, session: Session, seed: int
+) -> None:
+    jobs.write(session, jobs.events(seed, RECORDS), 2)
+    options = {**SMALL, "mode": "uppar", "until": "latest"}
+    with run(jobs.plan(), broker.bootstrap_servers, **options) as job:
+        list(job)
+        seen = job.statistics()
+    assert seen["sent_entries"] == 0
+    assert RECORDS // 4 < seen["sent_tuples"] < 3 * RECORDS // 4
+    assert seen["merged"] == seen["sent_tuples"]

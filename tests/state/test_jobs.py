@@ -1,0 +1,281 @@
+"""Whole jobs of real processes over a broker: what comes out equals what DuckDB makes of the topic,
+however the job is run, and whatever of it is refused says why."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import kdirect
+from kdirect.client.session import Session
+from kdirect.errors import (
+    BadValueError,
+    ConfigError,
+    KdirectError,
+    StateDirectoryError,
+    StateLimitError,
+    TransportError,
+    UnknownTopicError,
+)
+from kdirect.state import snapshots
+from kdirect.state.stream_job import run
+from tests.state import jobs
+
+RECORDS = 40_000
+
+
+@pytest.fixture
+def session(broker: Any) -> Iterator[Session]:
+    with kdirect.connect(broker.bootstrap_servers) as made:
+        yield made
+
+
+def run_all(broker: Any, **settings: Any) -> list[tuple[int, pa.Table]]:
+    """The whole output of a job that ends at the ends of the topic."""
+    plan = settings.pop("plan", None) or jobs.plan()
+    with run(plan, broker.bootstrap_servers, until="latest", **settings) as job:
+        return list(job)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"executors": 1},
+        {"executors": 2},
+        {"executors": 3, "batch_records": 9000},
+        {"executors": 2, "epoch_bytes": 100_000, "slot_bytes": 4096},
+        {"executors": 2, "exchange": "tcp", "epoch_bytes": 100_000, "slot_bytes": 4096},
+        {"executors": 2, "mode": "uppar"},
+        {"executors": 2, "mode": "uppar", "layout": "split", "batch_records": 9000},
+        {"executors": 3, "mode": "uppar", "layout": "split", "exchange": "tcp"},
+    ],
+    ids=lambda s: "-".join(str(v) for v in s.values()),
+)
+def test_a_job_equals_duckdb(
+    broker: Any, session: Session, seed: int, settings: dict[str, Any]
+) -> None:
+    jobs.write(session, jobs.events(seed, RECORDS), 3)
+    output = run_all(broker, **settings)
+    assert [number for number, _ in output] == list(range(len(output)))
+    if "batch_records" in settings:
+        assert len(output) > 4
+    wanted = jobs.expected(session)
+    assert len(wanted) > 100
+    jobs.assert_same(jobs.rows_of(table for _, table in output), wanted)
+
+
+def test_a_continuous_job_takes_what_comes(broker: Any, session: Session, seed: int) -> None:
+    rows = jobs.events(seed, RECORDS)
+    jobs.write(session, rows[: RECORDS // 2], 2)
+    tables = []
+    with run(jobs.plan(), broker.bootstrap_servers, executors=2) as job:
+        tables.append(next(job)[1])
+        jobs.write(session, rows[RECORDS // 2 :], 2)
+        wanted = jobs.expected(session)
+        while sum(table.num_rows for table in tables) < len(wanted):
+            tables.append(next(job)[1])
+    jobs.assert_same(jobs.rows_of(tables), wanted)
+
+
+def test_a_job_goes_on_where_it_was_stopped(
+    broker: Any, session: Session, seed: int, tmp_path: Path
+) -> None:
+    rows = jobs.events(seed, RECORDS)
+    tables, numbers = [], []
+    for piece in np.array_split(rows, 4):
+        jobs.write(session, piece, 2)
+        output = run_all(broker, executors=2, directory=tmp_path / "job", batch_records=4000)
+        tables += [table for _, table in output]
+        numbers += [number for number, _ in output]
+    assert numbers == list(range(len(numbers)))
+    jobs.assert_same(jobs.rows_of(tables), jobs.expected(session))
+
+
+def test_another_number_of_executors_goes_on(
+    broker: Any, session: Session, seed: int, tmp_path: Path
+) -> None:
+    rows = jobs.events(seed, RECORDS)
+    tables = []
+    for executors, piece in zip((2, 3, 1, 2), np.array_split(rows, 4)):
+        jobs.write(session, piece, 3)
+        output = run_all(broker, executors=executors, directory=tmp_path, batch_records=4000)
+        tables += [table for _, table in output]
+    jobs.assert_same(jobs.rows_of(tables), jobs.expected(session))
+
+
+def test_an_output_that_was_not_committed_comes_again(
+    broker: Any, session: Session, seed: int, tmp_path: Path
+) -> None:
+    jobs.write(session, jobs.events(seed, RECORDS), 2)
+    settings: dict[str, Any] = {"executors": 2, "directory": tmp_path, "batch_records": 15_000}
+    with run(jobs.plan(), broker.bootstrap_servers, **settings) as job:
+        next(job)
+        number, table = next(job)
+    assert number == 1
+    output = run_all(broker, **settings)
+    assert output[0][0] == 1
+    assert jobs.rows_of([output[0][1]]) == jobs.rows_of([table])
+
+
+def test_late_rows_are_dropped_and_counted(broker: Any, session: Session, seed: int) -> None:
+    rows = jobs.events(seed, RECORDS)
+    jobs.write(session, rows, 2)
+    wanted = jobs.expected(session)
+    late = jobs.events(seed, 100)
+    with run(jobs.plan(), broker.bootstrap_servers, executors=2) as job:
+        _, table = next(job)
+        jobs.write(session, late, 2)
+        _, more = next(job)
+        assert job.counts["late"] == len(late)
+    assert more.num_rows == 0
+    jobs.assert_same(jobs.rows_of([table]), wanted)
+
+
+def test_bad_rows_are_dropped_and_counted(broker: Any, session: Session, seed: int) -> None:
+    rows = jobs.events(seed, RECORDS)
+    jobs.write(session, rows, 2)
+    wanted = jobs.expected(session)
+    bad = jobs.events(seed, 30)
+    bad["time"][:10] = -5
+    bad["time"][10:] = 1 << 60
+    with session.producer() as producer:
+        producer.send_arrow(
+            pa.record_batch({"value": pa.array([b"short", *(r.tobytes() for r in bad)])}),
+            jobs.TOPIC,
+        )
+        producer.flush()
+    with run(jobs.plan(), broker.bootstrap_servers, executors=2, until="latest") as job:
+        tables = [table for _, table in job]
+        counts = job.counts
+    jobs.assert_same(jobs.rows_of(tables), wanted)
+    assert counts["wrong_size"] == 1
+    assert counts["before_1970"] == 10
+    assert counts["too_far_ahead"] == 20
+
+
+def test_a_bad_row_ends_a_job_that_fails_fast(broker: Any, session: Session, seed: int) -> None:
+    jobs.write(session, jobs.events(seed, 100), 1)
+    with session.producer() as producer:
+        producer.send_arrow(pa.record_batch({"value": pa.array([b"short"])}), jobs.TOPIC)
+        producer.flush()
+    with pytest.raises(BadValueError, match=r"executor 0: .*events-0.*\b100\b"):
+        run_all(broker, plan=jobs.plan(mode="FAILFAST"), executors=2)
+
+
+def test_state_beyond_its_limit_is_an_error_that_names_it(
+    broker: Any, session: Session, seed: int
+) -> None:
+    jobs.write(session, jobs.events(seed, 200_000, keys=1 << 40), 2)
+    with pytest.raises(StateLimitError, match=r"executor \d: .*state"):
+        run_all(broker, executors=2, state_limit=2 << 20)
+
+
+def test_a_second_job_in_a_directory_is_refused(
+    broker: Any, session: Session, seed: int, tmp_path: Path
+) -> None:
+    jobs.write(session, jobs.events(seed, 100), 1)
+    with (
+        run(jobs.plan(), broker.bootstrap_servers, executors=1, directory=tmp_path) as first,
+        pytest.raises(StateDirectoryError, match=rf"{tmp_path}: another job runs"),
+    ):
+        assert first.directory == tmp_path
+        run(jobs.plan(), broker.bootstrap_servers, executors=1, directory=tmp_path)
+
+
+def test_another_plan_is_refused_in_the_directory_of_a_job(
+    broker: Any, session: Session, seed: int, tmp_path: Path
+) -> None:
+    jobs.write(session, jobs.events(seed, 100), 1)
+    run_all(broker, executors=1, directory=tmp_path)
+    with pytest.raises(StateDirectoryError, match="another job"):
+        run_all(broker, plan=jobs.plan(delay_us=5), executors=1, directory=tmp_path)
+
+
+def test_a_damaged_snapshot_is_left_out_and_the_one_before_it_used(
+    broker: Any,
+    session: Session,
+    seed: int,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    rows = jobs.events(seed, RECORDS)
+    tables = []
+    pieces = np.array_split(rows, 3)
+    for piece in pieces[:2]:
+        jobs.write(session, piece, 2)
+        tables += [t for _, t in run_all(broker, executors=2, directory=tmp_path)]
+    root = tmp_path / "snapshots"
+    newest = snapshots.snapshot_directory(root, snapshots.batches_of(root)[0])
+    assert len(snapshots.batches_of(root)) == 2
+    part = next(p for p in newest.iterdir() if p.name != snapshots.MANIFEST)
+    data = bytearray(part.read_bytes())
+    data[len(data) // 2] ^= 1
+    part.write_bytes(data)
+    jobs.write(session, pieces[2], 2)
+    with caplog.at_level(logging.WARNING, "kdirect.state"):
+        # Another number of executors: all of them are cold.
+        tables += [t for _, t in run_all(broker, executors=3, directory=tmp_path)]
+    jobs.assert_same(jobs.rows_of(tables), jobs.expected(session))
+    assert any(part.name in record.getMessage() for record in caplog.records)
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "what"),
+    [
+        ({"mode": "storm"}, ConfigError, "mode='storm'"),
+        ({"executors": 0}, ConfigError, "0 executors"),
+        ({"executors": 257}, ConfigError, "257 executors"),
+        ({"executors": 1, "mode": "uppar", "layout": "split"}, ConfigError, "1 executors"),
+        ({"until": "tomorrow"}, ConfigError, "until='tomorrow'"),
+        ({"epoch_byte": 5}, ConfigError, "did you mean epoch_bytes"),
+        ({"exchange": "rdma", "provider": "verbs"}, TransportError, "exchange=rdma cannot be had"),
+        ({"source": "127.0.0.1:1"}, KdirectError, "127.0.0.1:1"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_arguments_that_cannot_be_are_refused(
+    broker: Any, session: Session, settings: dict[str, Any], error: type, what: str
+) -> None:
+    session.admin.create_topic(jobs.TOPIC, 1)
+    given = {"executors": 1, **settings}
+    with pytest.raises(error, match=what):
+        run(jobs.plan(), given.pop("source", broker.bootstrap_servers), **given).close()
+
+
+def test_a_topic_that_is_not_there_is_refused(broker: Any) -> None:
+    with pytest.raises(UnknownTopicError, match="no topic events"):
+        run(jobs.plan(), broker.bootstrap_servers, executors=1)
+
+
+def test_auto_takes_tcp_where_there_is_no_device_and_says_why(
+    broker: Any, session: Session, seed: int
+) -> None:
+    jobs.write(session, jobs.events(seed, 5000), 2)
+    with run(
+        jobs.plan(), broker.bootstrap_servers, executors=2, until="latest", provider="verbs"
+    ) as job:
+        if job.exchange == "rdma":
+            pytest.skip("there is an RDMA device here, so auto takes it")
+        assert "no RDMA path: verbs" in job.exchange_reason
+        assert len(list(job)) == 1
+
+
+def test_nothing_is_left_of_a_job_without_a_directory(
+    broker: Any, session: Session, seed: int
+) -> None:
+    jobs.write(session, jobs.events(seed, 5000), 2)
+    with run(jobs.plan(), broker.bootstrap_servers, executors=2) as job:
+        next(job)
+        memory = job.memory
+        processes = [process.pid for process in job.server.processes.values()]
+        assert list(memory.iterdir())
+        directory = job.directory
+    assert not memory.exists()
+    assert not directory.exists()
+    assert not any(Path(f"/proc/{pid}").exists() for pid in processes)

@@ -1,0 +1,262 @@
+"""Processes of a job killed with signal 9 at each step: no row is lost, doubled or changed.
+
+What comes out is compared with what DuckDB makes of the topic.  The processes are real, and so are
+the broker, the channels and the files.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import kdirect
+from kdirect.client.session import Session
+from kdirect.errors import StateDirectoryError, StateError
+from kdirect.model import TopicPartition
+from kdirect.state import kept
+from kdirect.state.launcher import LocalLauncher
+from kdirect.state.stream_job import run
+from tests.state import jobs
+
+RECORDS = 30_000
+SMALL: dict[str, Any] = {
+    "executors": 2,
+    "batch_records": 6000,
+    "epoch_bytes": 20_000,
+    "block_rows": 500,
+    "slot_bytes": 4096,
+    "snapshot_interval": 0,
+}
+LIMIT_S = 120
+
+
+@pytest.fixture
+def session(broker: Any) -> Iterator[Session]:
+    with kdirect.connect(broker.bootstrap_servers) as made:
+        yield made
+
+
+@pytest.mark.parametrize("number", [1, 7])
+@pytest.mark.parametrize("step", ["read", "delta", "merge", "trigger", "output", "snapshot"])
+def test_an_executor_killed_at_a_step(
+    broker: Any, session: Session, seed: int, tmp_path: Path, step: str, number: int
+) -> None:
+    jobs.write(session, jobs.events(seed, RECORDS), 3)
+    mark = tmp_path / "killed"
+    count = number if step in ("read", "delta", "merge") else 1 + number // 3
+    with run(
+        jobs.plan(),
+        broker.bootstrap_servers,
+        until="latest",
+        launcher=jobs.killing(step, count, mark),
+        **SMALL,
+    ) as job:
+        output = list(job)
+        attempts = job.server.attempt
+    assert mark.exists()
+    assert attempts > 1
+    assert [n for n, _ in output] == list(range(len(output)))
+    jobs.assert_same(jobs.rows_of(table for _, table in output), jobs.expected(session))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"exchange": "tcp"}, {"mode": "uppar"}, {"mode": "uppar", "layout": "split"}],
+    ids=lambda s: "-".join(s.values()),
+)
+@pytest.mark.parametrize("step", ["read", "merge"])
+def test_a_kill_in_the_other_modes(
+    broker: Any, session: Session, seed: int, tmp_path: Path, step: str, settings: dict[str, str]
+) -> None:
+    jobs.write(session, jobs.events(seed, RECORDS), 2)
+    mark = tmp_path / "killed"
+    with run(
+        jobs.plan(),
+        broker.bootstrap_servers,
+        until="latest",
+        launcher=jobs.killing(step, 5, mark),
+        **{**SMALL, **settings},
+    ) as job:
+        tables = [table for _, table in job]
+    assert mark.exists()
+    jobs.assert_same(jobs.rows_of(tables), jobs.expected(session))
+
+
+def test_an_executor_killed_while_it_restores(
+    broker: Any, session: Session, seed: int, tmp_path: Path
+) -> None:
+    rows = jobs.events(seed, RECORDS)
+    tables = []
+    mark = tmp_path / "killed"
+    for executors, piece in zip((2, 3), np.array_split(rows, 2)):
+        jobs.write(session, piece, 2)
+        with run(
+            jobs.plan(),
+            broker.bootstrap_servers,
+            until="latest",
+            directory=tmp_path / "job",
+            launcher=jobs.killing("restore", 3, mark),
+            **{**SMALL, "executors": executors},
+        ) as job:
+            tables += [table for _, table in job]
+    assert mark.exists()
+    jobs.assert_same(jobs.rows_of(tables), jobs.expected(session))
+
+
+def test_an_executor_that_is_killed_between_two_batches(
+    broker: Any, session: Session, seed: int
+) -> None:
+    jobs.write(session, jobs.events(seed, RECORDS), 2)
+    tables = []
+    with run(jobs.plan(), broker.bootstrap_servers, until="latest", **SMALL) as job:
+        for number, table in job:
+            tables.append(table)
+            victim = job.server.processes[number % 2]
+            os.kill(victim.pid, signal.SIGKILL)
+        assert job.server.attempt > 2
+    jobs.assert_same(jobs.rows_of(tables), jobs.expected(session))
+
+
+def test_another_process_does_the_next_batch(broker: Any, session: Session, seed: int) -> None:
+    """Each process runs one batch and leaves; the state stays where it is mapped."""
+    jobs.write(session, jobs.events(seed, RECORDS), 2)
+    program = Path(__file__).with_name("one_batch_executor.py")
+    wanted = jobs.expected(session)
+    tables = []
+    with run(
+        jobs.plan(),
+        broker.bootstrap_servers,
+        until="latest",
+        launcher=LocalLauncher((sys.executable, str(program))),
+        **{**SMALL, "snapshot_interval": 3_600_000},
+    ) as job:
+        for number, table in job:
+            tables.append(table)
+            # A process that did not go on with what lies in memory would need these records.
+            upto = (number + 1) * SMALL["batch_records"] // 2
+            parts = (TopicPartition(jobs.TOPIC, partition) for partition in range(2))
+            session.admin.delete_records(dict.fromkeys(parts, upto))
+        assert job.server.attempt >= len(tables)
+    jobs.assert_same(jobs.rows_of(tables), wanted)
+
+
+def test_an_executor_that_dies_again_and_again_ends_the_job(
+    broker: Any, session: Session, seed: int
+) -> None:
+    jobs.write(session, jobs.events(seed, 1000), 2)
+    launcher = LocalLauncher((sys.executable, "-c", "import sys; sys.exit('no such thing')"))
+    with (
+        pytest.raises(StateError, match=r"ended 4 times.*status 1: no such thing"),
+        run(
+            jobs.plan(),
+            broker.bootstrap_servers,
+            executors=2,
+            launcher=launcher,
+            max_restarts=3,
+        ) as job,
+    ):
+        next(job)
+
+
+def start(broker: Any, directory: Path, command: tuple[str, ...] = (), **settings: Any) -> Any:
+    """A job in a process of its own; see job_program.py."""
+    output = directory / "output"
+    output.mkdir(exist_ok=True)
+    given = {
+        "bootstrap": broker.bootstrap_servers,
+        "directory": str(directory / "job"),
+        "output": str(output),
+        "plan": jobs.plan().to_json(),
+        "command": list(command),
+        "settings": {**SMALL, **settings},
+    }
+    program = Path(__file__).with_name("job_program.py")
+    return subprocess.Popen(
+        [sys.executable, str(program), json.dumps(given)], stdout=subprocess.PIPE, text=True
+    )
+
+
+def outputs(directory: Path) -> list[pa.Table]:
+    """The batches that the processes of a job got, in order; all of them are there."""
+    found = []
+    paths = sorted((directory / "output").glob("*.arrow"))
+    assert [int(p.stem) for p in paths] == list(range(len(paths)))
+    for path in paths:
+        with pa.ipc.open_file(path) as file:
+            found.append(file.read_all())
+    return found
+
+
+@pytest.mark.parametrize("step", ["read", "delta", "merge", "trigger", "output", "snapshot"])
+def test_the_coordinator_killed_at_a_step(
+    broker: Any, session: Session, seed: int, tmp_path: Path, step: str
+) -> None:
+    jobs.write(session, jobs.events(seed, RECORDS), 3)
+    mark = tmp_path / "killed"
+    program = str(Path(__file__).with_name("failing_executor.py"))
+    command = (sys.executable, program, step, "3", str(mark), "parent")
+    first = start(broker, tmp_path, command)
+    first.communicate(timeout=LIMIT_S)
+    assert first.returncode == -signal.SIGKILL
+    assert mark.exists()
+    second = start(broker, tmp_path)
+    second.communicate(timeout=LIMIT_S)
+    assert second.returncode == 0
+    jobs.assert_same(jobs.rows_of(outputs(tmp_path)), jobs.expected(session))
+
+
+def test_all_processes_killed_after_each_batch(
+    broker: Any, session: Session, seed: int, tmp_path: Path
+) -> None:
+    """Each start gets one batch further, with another number of executors."""
+    jobs.write(session, jobs.events(seed, RECORDS), 3)
+    done = False
+    for turn in range(30):
+        process = start(broker, tmp_path, executors=2 + turn // 2 % 2)
+        for lines, _ in enumerate(process.stdout, 1):
+            if lines == 2:
+                process.kill()
+                break
+        process.communicate(timeout=LIMIT_S)
+        if process.returncode == 0:
+            done = True
+            break
+    assert done
+    assert turn >= 3
+    jobs.assert_same(jobs.rows_of(outputs(tmp_path)), jobs.expected(session))
+
+
+def test_an_executor_that_is_stopped_is_replaced(broker: Any, session: Session, seed: int) -> None:
+    jobs.write(session, jobs.events(seed, RECORDS), 2)
+    tables = []
+    with run(
+        jobs.plan(), broker.bootstrap_servers, until="latest", stall_timeout=2000, **SMALL
+    ) as job:
+        for number, table in job:
+            tables.append(table)
+            if number == 0:
+                os.kill(job.server.processes[1].pid, signal.SIGSTOP)  # type: ignore[attr-defined]
+        attempts = job.server.attempt
+    assert attempts > 1
+    jobs.assert_same(jobs.rows_of(tables), jobs.expected(session))
+
+
+def test_the_state_of_a_living_process_is_fenced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kept, "LOCK_TIMEOUT_S", 0.1)
+    first = kept.KeptState(tmp_path, 0, 1, 1 << 20)
+    with pytest.raises(StateDirectoryError, match=f"process {os.getpid()} still holds"):
+        kept.KeptState(tmp_path, 0, 1, 1 << 20)
+    first.close()
+    kept.KeptState(tmp_path, 0, 1, 1 << 20).close()
