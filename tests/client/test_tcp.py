@@ -299,6 +299,26 @@ def test_a_passing_error_that_stays_fails_in_time(behind, proxy, new_topic):
         assert caught.value.maybe_committed
 
 
+@pytest.mark.parametrize("answered", ["all", "the first two"])
+def test_batches_behind_a_refused_one_say_why_it_was_refused(behind, proxy, new_topic, answered):
+    tp = TopicPartition(new_topic(), 0)
+    with TcpAppender(behind(), tp, timeout_ms=300, window=1) as appender:
+        refusal, sent = produce_answer(tp, 19), 0
+
+        def decide(key, version, correlation_id, frame):
+            nonlocal sent
+            if key != PRODUCE:
+                return None
+            sent += 1
+            return refusal(version) if answered == "all" or sent <= 2 else "silent"
+
+        proxy.decide = decide
+        batches = [appender.submit(make_batch([b"%d" % i])) for i in range(3)]
+        for batch in batches:
+            with pytest.raises(DeliveryError, match="within 300 ms: .*NOT_ENOUGH_REPLICAS"):
+                batch.result()
+
+
 @pytest.mark.parametrize("decision", ["cut", "cut after"])
 def test_a_connection_lost_with_requests_under_way(behind, proxy, broker, new_topic, decision):
     """Every value is there, in the order of its first appearance; those whose answers were lost may

@@ -34,6 +34,7 @@ from typing import Any
 
 from kdirect.client.idempotence import ProducerIdentity
 from kdirect.errors import (
+    BrokerError,
     BufferFullError,
     ClosedError,
     DeliveryError,
@@ -78,7 +79,6 @@ class Append:
     __slots__ = (
         "_appender",
         "_attempts",
-        "_cause",
         "_deadline",
         "_maybe_committed",
         "_pending",
@@ -95,7 +95,6 @@ class Append:
         self._appender = appender
         self._deadline = deadline
         self._attempts = 0
-        self._cause: KdirectError | None = None  # of the last attempt's failure
         self._renumbered = 0
         self._maybe_committed = False
         self._pending: Pending | None = None
@@ -172,6 +171,7 @@ class TcpAppender:
         self._queued_bytes = 0
         self._failed: list[Append] = []
         self._connection: Connection | None = None
+        self._why: KdirectError | None = None  # of failure, since a batch was acknowledged
         self._not_before = 0.0  # no attempt to send
         self._reaching: Attempt[Connection] | None = None  # another connection, once there was one
         self._look_again = False  # for the leader, once nothing is under way any more
@@ -333,17 +333,20 @@ class TcpAppender:
         overdue = first is not None and first is queue[0] and now >= first._deadline
         if overdue or (first is not None and now >= self._heard + self._cluster.timeout_ms / 1000):
             waited_ms = (now - self._heard) * 1000
+            refused = f"; refused before: {self._why}" if isinstance(self._why, BrokerError) else ""
             silent = TimedOutError(
-                f"no answer to an append to {self.topic_partition} within {waited_ms:.0f} ms",
+                f"no answer to an append to {self.topic_partition} within {waited_ms:.0f} ms"
+                f"{refused}",
                 hint="see the broker's log, or raise request.timeout.ms",
             )
             self._lose(silent)
+            why = self._why or silent  # silence after a refusal tells less than the refusal
             self._retry(queue[0], silent)
+            self._why = why
         while queue and now >= queue[0]._deadline:
             self._give_up(
                 queue[0],
-                queue[0]._cause
-                or TimedOutError("it could not be sent", hint="see the broker's log"),
+                self._why or TimedOutError("it could not be sent", hint="see the broker's log"),
             )
         self._send()
 
@@ -543,7 +546,7 @@ class TcpAppender:
 
     def _retry(self, head: Append, error: KdirectError) -> None:
         """Make another attempt later, or give `head` up when its time is over before that."""
-        head._cause = error
+        self._why = error
         now = self._monotonic()
         pause = self._cluster.backoff((head._deadline - now) * 1000, head._attempts).pause()
         if pause is None:
@@ -560,6 +563,7 @@ class TcpAppender:
         self._queue.remove(append)
         self._queued_bytes -= len(append.data)
         if append.error is None:
+            self._why = None
             self._batches += 1
             self._bytes += len(append.data)
         append.data = b""
