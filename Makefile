@@ -86,7 +86,7 @@ cluster-search: install ## Go through every world of 3 replicas, 3 records and 3
 .PHONY: cluster-schedules
 cluster-schedules: install ## Run seeded schedules of replicas, of the rules and with real kernels;
 ## COUNT=100000, SEED=the first one
-	PYTHONPATH=$(CURDIR) $(BIN)/python -m tests.cluster.simulate \
+	PYTHONPATH=$(CURDIR) $(BIN)/python -m tests.cluster.simulate --cores \
 		--first $(or $(SEED),0) --schedules $(or $(COUNT),100000)
 	PYTHONPATH=$(CURDIR) $(BIN)/python -m tests.replication.run --cores \
 		--first $(or $(SEED),0) --schedules $(or $(COUNT),100000)
@@ -94,7 +94,7 @@ cluster-schedules: install ## Run seeded schedules of replicas, of the rules and
 .PHONY: slash-schedules
 slash-schedules: install ## Run seeded schedules of a job of the state engine;
 ## COUNT=20000, SEED=the first one
-	PYTHONPATH=$(CURDIR) $(BIN)/python -m tests.state.simulate \
+	PYTHONPATH=$(CURDIR) $(BIN)/python -m tests.state.simulate --cores \
 		--first $(or $(SEED),0) --schedules $(or $(COUNT),20000)
 
 .PHONY: slash-jobs

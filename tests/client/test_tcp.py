@@ -315,7 +315,7 @@ def test_batches_behind_a_refused_one_say_why_it_was_refused(behind, proxy, new_
         proxy.decide = decide
         batches = [appender.submit(make_batch([b"%d" % i])) for i in range(3)]
         for batch in batches:
-            with pytest.raises(DeliveryError, match="within 300 ms: .*NOT_ENOUGH_REPLICAS"):
+            with pytest.raises(DeliveryError, match=r"within 300 ms: .*NOT_ENOUGH_REPLICAS"):
                 batch.result()
 
 

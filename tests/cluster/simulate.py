@@ -16,16 +16,15 @@ From the root of the sources; a seed that fails prints itself, and ``--seed N`` 
 
 from __future__ import annotations
 
-import argparse
 import random
 import sys
-import time
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from kdirect.cluster.following_replica import Phase
 from kdirect.cluster.partition_state import NO_LEADER
 from tests.cluster.moves import Move, after, moves
 from tests.cluster.world import Bounds, Broken, Replica, World, begin, check
+from tests.schedules import command_line
 
 STEPS = 200
 HEALING = 2_000
@@ -281,9 +280,9 @@ def _is_level(world: World, replica: Replica, leader: Replica) -> bool:
     )
 
 
-def failing(first: int, schedules: int) -> tuple[int, Run, str] | None:
-    """The first seed of so many that fails, with its run and what broke."""
-    for seed in range(first, first + schedules):
+def failing(first: int, schedules: int, step: int = 1) -> tuple[int, Run, str] | None:
+    """The first of so many seeds, every `step`-th, that fails, with its run and what broke."""
+    for seed in range(first, first + schedules, step):
         run = Run(seed)
         try:
             run.run()
@@ -292,30 +291,9 @@ def failing(first: int, schedules: int) -> tuple[int, Run, str] | None:
     return None
 
 
-def main(arguments: list[str]) -> int:
+def main(arguments: list[str]) -> bool:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m tests.cluster.simulate", description=__doc__)
-    parser.add_argument("--first", type=int, default=0, help="the first seed")
-    parser.add_argument("--schedules", type=int, default=5000, help="how many seeds")
-    parser.add_argument("--seed", type=int, help="this one alone, with all its steps")
-    options = parser.parse_args(arguments)
-    alone = options.seed is not None
-    begun = time.monotonic()
-    found = failing(options.seed if alone else options.first, 1 if alone else options.schedules)
-    return tell("tests.cluster.simulate", found, alone, begun)
-
-
-def tell(module: str, found: tuple[int, Any, str] | None, alone: bool, begun: float) -> bool:
-    """Print what the command line `module` has found since `begun`, with its steps if that seed
-    was asked for alone; whether there was anything."""
-    if found is not None:
-        seed, run, broken = found
-        for number, move in enumerate(run.path if alone else (), 1):
-            print(f"{number:4} {' '.join(map(str, move))}")
-        print(f"seed {seed}: BROKEN: {broken}")
-        print(f"python -m {module} --seed {seed}")
-    print(f"{time.monotonic() - begun:.1f} s")
-    return found is not None
+    return command_line("tests.cluster.simulate", failing, arguments, __doc__)
 
 
 if __name__ == "__main__":

@@ -11,26 +11,25 @@ import pytest
 
 from tests.cluster import simulate
 from tests.cluster.mistakes import AFTER_CRASHES, MISTAKES
+from tests.schedules import found_at, on_all_cores
 
 SCHEDULES = 1_000
 ALL = {**MISTAKES, **AFTER_CRASHES}
-
-
-def report(found: tuple[int, simulate.Run, str] | None) -> str:
-    return "" if found is None else f"seed {found[0]}: {found[2]}"
+# Where mistakes were found that show in few schedules.
+FOUND_AT = {"epoch_start_left_out": 130, "answer_of_another_epoch_used": 95}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("first", range(0, 5 * SCHEDULES, SCHEDULES))
 def test_schedules_hold_and_heal(first: int) -> None:
-    found = simulate.failing(first, SCHEDULES)
-    assert found is None, report(found)
+    failed, told = on_all_cores("tests.cluster.simulate", first, SCHEDULES)
+    assert not failed, told
 
 
 @pytest.mark.parametrize("mistake", ALL)
 def test_a_mistake_is_found(mistake: str) -> None:
     with ALL[mistake]():
-        found = simulate.failing(0, 5 * SCHEDULES)
+        found = found_at(simulate.failing, FOUND_AT.get(mistake), 0, 5 * SCHEDULES)
     assert found is not None
     seed, run, broken = found
     with ALL[mistake]():

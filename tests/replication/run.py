@@ -37,15 +37,11 @@ From the root of the sources; a seed that fails prints itself, and ``--seed N`` 
 
 from __future__ import annotations
 
-import argparse
 import logging
-import os
 import random
 import shutil
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -61,8 +57,8 @@ from tests.cluster.world import Bounds, Broken, World
 from tests.replication.kernel_log import KernelLog
 from tests.replication.reading import ReadingReplicas
 from tests.replication.replicas import MODELLED
+from tests.schedules import command_line
 
-ROOT = Path(__file__).parents[2]
 STEPS = 250
 MANY_STEPS = 300
 HEALING = 400
@@ -271,51 +267,14 @@ def failing(
     return None
 
 
-def on_all_cores(first: int, schedules: int) -> tuple[list[int], str]:
-    """So many seeds, in a process for each core; how each has ended, and what they said."""
-    cores = len(os.sched_getaffinity(0))
-    processes = [
-        subprocess.Popen(
-            [
-                *(sys.executable, "-m", "tests.replication.run", "--first", str(first + core)),
-                *("--schedules", str(schedules - core), "--step", str(cores)),
-            ],
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for core in range(cores)
-    ]
-    told = [process.communicate()[0] for process in processes]
-    return [process.returncode for process in processes], "".join(told)
-
-
 def _memory() -> str | None:
     shared = Path("/dev/shm")
     return str(shared) if shared.is_dir() else None
 
 
-def main(arguments: list[str]) -> int:
+def main(arguments: list[str]) -> bool:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m tests.replication.run", description=__doc__)
-    parser.add_argument("--first", type=int, default=0, help="the first seed")
-    parser.add_argument("--schedules", type=int, default=100, help="how many seeds")
-    parser.add_argument("--step", type=int, default=1, help="every so-and-so-many-th of them")
-    parser.add_argument("--cores", action="store_true", help="a process for each core")
-    parser.add_argument("--seed", type=int, help="this one alone, with all its steps")
-    options = parser.parse_args(arguments)
-    if options.cores:
-        ended, told = on_all_cores(options.first, options.schedules)
-        print(told, end="")
-        return any(ended)
-    alone = options.seed is not None
-    begun = time.monotonic()
-    if alone:
-        found = failing(options.seed, 1)
-    else:
-        found = failing(options.first, options.schedules, options.step)
-    return simulate.tell("tests.replication.run", found, alone, begun)
+    return command_line("tests.replication.run", failing, arguments, __doc__)
 
 
 if __name__ == "__main__":

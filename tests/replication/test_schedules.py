@@ -11,16 +11,19 @@ import pytest
 
 from tests.replication import run as simulation
 from tests.replication.mistakes import MISTAKES, OF_PRODUCERS, OF_READERS
+from tests.schedules import found_at, on_all_cores
 
 SCHEDULES = 1_000
 ALL = 5_000
+# Where mistakes were found that show in few schedules.
+FOUND_AT = {"epoch_start_left_out": 941, "reading_kept": 3197, "grant_kept": 274}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("first", range(0, ALL, SCHEDULES))
 def test_schedules_hold_and_heal(first: int) -> None:
-    ended, told = simulation.on_all_cores(first, SCHEDULES)
-    assert not any(ended), told
+    failed, told = on_all_cores("tests.replication.run", first, SCHEDULES)
+    assert not failed, told
 
 
 @pytest.mark.parametrize("seed", [2722])
@@ -35,7 +38,7 @@ def test_a_mistake_is_found(mistake: str) -> None:
     if mistake in OF_PRODUCERS | OF_READERS:  # seeds that have some
         first, step = 4 if mistake in OF_PRODUCERS else 2, 5
     with MISTAKES[mistake]():
-        found = simulation.failing(first, ALL, step)
+        found = found_at(simulation.failing, FOUND_AT.get(mistake), first, ALL, step)
     assert found is not None
     seed, run, broken = found
     with MISTAKES[mistake]():

@@ -13,16 +13,14 @@ From the root of the sources; a seed that fails prints itself, and ``--seed N`` 
 
 from __future__ import annotations
 
-import argparse
 import random
 import sys
-import time
 from typing import Any
 
 from kdirect.errors import KdirectError
 from kdirect.state.job import Phase
 from kdirect.state.windows import NoWindow, Session, Sliding, Tumbling
-from tests.cluster.simulate import tell
+from tests.schedules import command_line
 from tests.state.actors import Broken, Executor
 from tests.state.model import Row
 from tests.state.world import Bounds, World
@@ -268,9 +266,9 @@ class Run:
             channel.check()
 
 
-def failing(first: int, schedules: int) -> tuple[int, Run, str] | None:
-    """The first seed of so many that fails, with its run and what broke."""
-    for seed in range(first, first + schedules):
+def failing(first: int, schedules: int, step: int = 1) -> tuple[int, Run, str] | None:
+    """The first of so many seeds, every `step`-th, that fails, with its run and what broke."""
+    for seed in range(first, first + schedules, step):
         run = Run(seed)
         try:
             run.run()
@@ -279,17 +277,9 @@ def failing(first: int, schedules: int) -> tuple[int, Run, str] | None:
     return None
 
 
-def main(arguments: list[str]) -> int:
+def main(arguments: list[str]) -> bool:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m tests.state.simulate", description=__doc__)
-    parser.add_argument("--first", type=int, default=0, help="the first seed")
-    parser.add_argument("--schedules", type=int, default=5000, help="how many seeds")
-    parser.add_argument("--seed", type=int, help="this one alone, with all its steps")
-    options = parser.parse_args(arguments)
-    alone = options.seed is not None
-    begun = time.monotonic()
-    found = failing(options.seed if alone else options.first, 1 if alone else options.schedules)
-    return tell("tests.state.simulate", found, alone, begun)
+    return command_line("tests.state.simulate", failing, arguments, __doc__)
 
 
 if __name__ == "__main__":

@@ -12,22 +12,21 @@ from typing import Any
 
 import pytest
 
+from tests.schedules import on_all_cores
 from tests.state import mistakes, simulate
 from tests.state.actors import CREDITS, Broken, Channel
 from tests.state.model import Query, Row, Sequential, sessions, windows_of
 
 SCHEDULES = 2000
-SHARES = 8
 # Seeds that have failed: 0 (a job that was told to stop while an executor was lost waited for it),
 # 10 (a message for an executor's old process reached the new one).
 FAILED = (0, 10)
 
 
-@pytest.mark.parametrize("share", range(SHARES))
-def test_schedules(share: int) -> None:
-    each = SCHEDULES // SHARES
-    found = simulate.failing(share * each, each)
-    assert found is None, f"python -m tests.state.simulate --seed {found[0]}: {found[2]}"
+@pytest.mark.slow
+def test_schedules() -> None:
+    failed, told = on_all_cores("tests.state.simulate", 0, SCHEDULES)
+    assert not failed, told
 
 
 @pytest.mark.parametrize("seed", FAILED)
