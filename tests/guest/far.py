@@ -7,6 +7,8 @@ line (test_two_hosts.py).
                   -> status ACKNOWLEDGED READ OVER_RDMA
     probe         ask the broker for its topics over a connection of its own, within a few seconds
                   -> probe ok | probe ERROR
+    job KIND HERE run a job of the state engine with an executor on each host; HERE is the address of
+                  this one -> job {JSON}; see far_job.py
     stop          no more; wait for what is under way, read everything again
                   -> stopped {JSON}
 
@@ -21,6 +23,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import kdirect
@@ -189,6 +192,13 @@ def main(servers: str) -> None:
                 say("status", len(stream.acknowledged), len(stream.read), stream.over_rdma)
             elif command == "stop" and stream is not None:
                 say("stopped", json.dumps(stream.stop()))
+            elif command == "job":
+                # Imported here: the other tests do not wait for it.
+                sys.path.insert(0, str(Path(__file__).parent))
+                import far_job
+
+                kind, _, here = rest.partition(" ")
+                say("job", json.dumps(far_job.run_job(session, servers, here, kind, say)))
         except Exception as e:
             logging.getLogger(__name__).exception("%s failed", command)
             say("failed", command, type(e).__name__, e)

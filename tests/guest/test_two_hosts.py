@@ -22,6 +22,7 @@ from tests.guest.machine import Machine, Network, cable
 ROOT = Path(__file__).resolve().parent.parent.parent
 BROKER, CLIENT = "192.168.78.1", "192.168.78.2"
 SERVERS = f"{BROKER}:9092"
+HOST_PORT = 7078  # of host.py
 LIMIT_S = 1200
 MEMORY_MIB = 1536
 LONGER_THAN_RETRIES_S = 3.0  # an RNIC gives up after half a second
@@ -29,6 +30,7 @@ SHORTER_THAN_RETRIES_S = 0.15
 SURELY_SHORTER_S = 0.35  # with what the calls around it took
 PROBE_LIMIT_S = 60.0
 SOME = 100  # records
+JOB_LIMIT_S = 240.0
 
 pytestmark = pytest.mark.timeout(LIMIT_S)
 
@@ -77,6 +79,10 @@ class Hosts:
 def hosts() -> Iterator[Hosts]:
     ends = cable()
     command = [
+        sys.executable,
+        str(Path(__file__).with_name("host.py")),
+        BROKER,
+        str(HOST_PORT),
         sys.executable,
         "-m",
         "kdirect.cli",
@@ -224,3 +230,22 @@ def test_a_cut_in_the_middle(hosts: Hosts, place: str) -> None:
         f"nobody said what happened: {told}"
     )
     assert not [line for line in hosts.client.lines[seen:] if "Traceback" in line]
+
+
+@pytest.mark.parametrize("kind", ["aggregate", "join"])
+def test_a_job_with_an_executor_on_each_host(hosts: Hosts, kind: str) -> None:
+    """Deltas go by WRITEs over verbs.  The far executor of the aggregate is killed twice: the first
+    time it goes on with the state that its host still maps, the second time that is lost, and its
+    part of the snapshot comes from the host of the coordinator: they share no file system."""
+    said = hosts.ask(f"job {kind} {CLIENT}", r"job (\{.*\})", JOB_LIMIT_S)
+    assert said[1] is not None, said[0]
+    found = json.loads(said[1])
+    assert found["exchange"] == "rdma"
+    assert found["missing"] == [] and found["wrong"] == [], found
+    assert found["rows"] > 100
+    assert found["batches"] == list(range(len(found["batches"]))) and len(found["batches"]) > 3
+    assert found["statistics"]["sent_buffers"] > 0
+    if kind == "aggregate":
+        assert found["statistics"]["attempts"] >= 3
+        # Both begin empty; later one was cold.
+        assert found["statistics"]["restores"] == 3

@@ -51,7 +51,9 @@ from kdirect.state.kept import KeptState
 log = logging.getLogger("kdirect.state")
 
 SENT_BYTES = 8 << 20  # of rows, in one frame
+SETTINGS_VARIABLE = "KDIRECT_EXECUTOR"
 EXIT_FAILED = 1  # the coordinator was told why
+EXIT_SETTINGS = 2  # they cannot be read
 EXIT_LOST = 3  # the coordinator has gone
 
 
@@ -85,7 +87,11 @@ class ExecutorSettings:
         try:
             return cls(**json.loads(text))
         except (TypeError, ValueError) as e:
-            raise FormatError(f"the settings of an executor cannot be read: {e}") from e
+            raise FormatError(
+                f"the settings of an executor cannot be read: {e}",
+                hint=f"give what its launcher got, as JSON, in {SETTINGS_VARIABLE} or as a line of"
+                " standard input; both hosts must run the same version of kdirect",
+            ) from e
 
 
 class Executor:
@@ -428,10 +434,20 @@ def serve(settings: ExecutorSettings, observer: Observer | None = None) -> None:
                 log.info("executor %d joins again: %s", settings.executor, e)
 
 
+def given_settings() -> ExecutorSettings:
+    """The settings of this process: from the environment variable KDIRECT_EXECUTOR, or, where that
+    is not set, one line of standard input.  FormatError when they cannot be read."""
+    return ExecutorSettings.from_json(os.environ.get(SETTINGS_VARIABLE) or sys.stdin.readline())
+
+
 def main(observer: Observer | None = None) -> int:
-    """The program: settings from standard input; the exit status."""
+    """The program; the exit status."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: the coordinator ends the job
-    settings = ExecutorSettings.from_json(sys.stdin.readline())
+    try:
+        settings = given_settings()
+    except FormatError as e:
+        print(f"executor: {e}; {e.hint}", file=sys.stderr)
+        return EXIT_SETTINGS
     try:
         serve(settings, observer)
     except KdirectError as e:
