@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -190,11 +189,14 @@ def test_a_temporary_directory_goes_with_the_job() -> None:
 
 def test_each_directory_has_memory_of_its_own(tmp_path: Path) -> None:
     one, two = opened(tmp_path / "one"), opened(tmp_path / "two")
-    found = [job.memory_directory(tmp_path) for job in (one, two)]
-    assert len(set(found)) == 2
-    assert all(path.stat().st_mode & 0o777 == 0o700 for path in found)
-    memory = one.memory_directory()
-    assert memory == one.memory_directory()
-    shutil.rmtree(memory)
+    found = [job.map_state(tmp_path) for job in (one, two, one)]
+    assert len({mapped.path for mapped in found}) == 2
+    assert all(mapped.path.stat().st_mode & 0o777 == 0o700 for mapped in found)
+    for mapped in found:
+        mapped.close()
+    memory = one.map_state()
+    assert memory.path.parent == Path("/dev/shm")
+    memory.remove()
+    assert not memory.path.exists()
     one.close()
     two.close()

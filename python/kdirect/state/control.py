@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import contextlib
 import hmac
+import os
 import secrets
 import selectors
 import socket
 import struct
 import time
+import weakref
 
 from kdirect.errors import CoordinatorUnavailableError, StateProtocolError, TimedOutError
 
@@ -26,6 +28,18 @@ MAX_TOKEN_BYTES = 1024  # of the first frame, before its sender is known
 TOKEN_TIMEOUT_S = 10.0
 SEND_TIMEOUT_S = 30.0
 RECEIVE_BYTES = 1 << 18
+
+# A copy in a child made by fork would keep a connection open after the end of its process, and an
+# executor would wait for a coordinator that is gone.
+_sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for sock in list(_sockets):
+        sock.close()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def new_token() -> str:
@@ -39,6 +53,7 @@ class ControlConnection:
     Raises StateProtocolError when the peer breaks the framing or has gone; then `closed`."""
 
     def __init__(self, sock: socket.socket, peer: str, *, limit: int = MAX_MESSAGE_BYTES) -> None:
+        _sockets.add(sock)
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.peer = peer
@@ -159,6 +174,7 @@ class ControlListener:
         self.token = token
         self.refused = 0
         self._socket = socket.create_server((host, port), backlog=64)
+        _sockets.add(self._socket)
         self._socket.setblocking(False)
         self._pending: dict[ControlConnection, float] = {}
 

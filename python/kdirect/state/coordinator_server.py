@@ -116,6 +116,15 @@ class CoordinatorServer:
         return self._job.attempt
 
     @property
+    def needs_mapped_state(self) -> bool:
+        """Would the next start have to rebuild anything without the executors' mapped state?  False
+        once the job has ended in good order, with a snapshot of all."""
+        finished = self._finished
+        if finished is None or finished.error is not None:
+            return True
+        return not self._job.is_all_in_snapshot
+
+    @property
     def processes(self) -> Mapping[int, ExecutorProcess]:
         """The executors' processes that were started last."""
         return self._processes

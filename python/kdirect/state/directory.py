@@ -6,13 +6,14 @@ that a batch begins (`kdirect.state.coordinator`).
 
     lock           held (flock) by the coordinator while the job runs; names its process
     job.json       the plan with its hash, and the options that the state depends on
+    identity       a random name, which tells the job from a later one at the same path
     attempt        how many times the job was started
     batches.log    a line for each batch, on disk before the batch runs
     commits.log    a line for each batch whose output was taken by the caller
     snapshots/N/   the state after batch N: a part for each executor, and manifest.json
 
 The executors' mapped state, and the output of the last batch that they keep, are no part of what
-must survive a host, so they are elsewhere (`memory_directory`): a tmpfs is best.
+must survive a host, so they are elsewhere (`kdirect.state.mapped`): a tmpfs is best.
 
 A line of a log is ``crc32 json``.  A torn last line is what a crash in the middle of an append
 leaves, and is cut off; a damaged line before it is an error.  All other files are replaced whole: a
@@ -22,23 +23,22 @@ temporary file is written, synced and renamed, then the directory is synced.
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import hashlib
 import json
 import os
+import secrets
 import shutil
 import tempfile
-import weakref
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from kdirect.errors import StateDirectoryError
+from kdirect.state.locks import FileLock, holder_of
+from kdirect.state.mapped import IDENTITY, TEMPORARY_PREFIX, MappedDirectory, Owner
 
 FORMAT_VERSION = 1
 MEMORY_ROOT = Path("/dev/shm")
-_held: weakref.WeakSet[DirectoryLock] = weakref.WeakSet()
 
 
 def sync_directory(path: Path) -> None:
@@ -90,49 +90,31 @@ def read_json(path: Path, what: str) -> dict[str, Any]:
 RESTORE = "restore the file from a backup, or start a new job in an empty directory"
 
 
-class DirectoryLock:
-    """Keeps other jobs out of a directory, for as long as this process lives or until `close`.
-
-    A child made by fork does not hold it: its copy of the descriptor is closed there."""
-
-    def __init__(self, path: Path) -> None:
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = os.pread(self._fd, 256, 0).decode(errors="replace").strip() or "unknown"
-            os.close(self._fd)
-            raise StateDirectoryError(
-                f"{path.parent}: another job runs in this directory (process {holder})",
-                hint="stop it, or give this job a directory of its own",
-            ) from None
-        except BaseException:
-            os.close(self._fd)
-            raise
-        os.ftruncate(self._fd, 0)
-        os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0)
-        _held.add(self)
-
-    def close(self) -> None:
-        """Let other jobs in."""
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            os.close(fd)
+def _locked(root: Path) -> FileLock:
+    """Keep other jobs out of a directory."""
+    path = root / "lock"
+    try:
+        return FileLock(path)
+    except BlockingIOError:
+        raise StateDirectoryError(
+            f"{root}: another job runs in this directory (process {holder_of(path)})",
+            hint="stop it, or give this job a directory of its own",
+        ) from None
 
 
-def _after_fork_in_child() -> None:
-    for lock in list(_held):
-        lock.close()
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)
+MAKE_ROOM = "make room on this file system, or mend it, then run the job again: nothing is lost"
 
 
 class LineLog:
-    """A file of JSON lines that is only appended to, each line with its CRC.  One thread."""
+    """A file of JSON lines that is only appended to, each line with its CRC.  One thread.
+
+    An append that fails takes back what it had written.  Where that fails too, or where it is not
+    known what is on disk, no other line is appended: one behind a torn line would make the file
+    unreadable.  The next start reads what is there."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._broken = ""  # why nothing can be appended any more
         self._entries = self._recover()
         self._file = open(path, "ab", buffering=0)  # noqa: SIM115 - closed by `close`
         sync_directory(path.parent)
@@ -148,10 +130,35 @@ class LineLog:
         return self._entries[-1] if self._entries else None
 
     def append(self, entry: Mapping[str, Any]) -> None:
-        """Add a line; it is on disk when this returns."""
-        self._file.write(_line(entry))
-        os.fsync(self._file.fileno())
+        """Add a line; it is on disk when this returns.  StateDirectoryError when that fails: then
+        the line may be there at the next start only if all of it was written."""
+        if self._broken:
+            raise StateDirectoryError(f"{self.path}: {self._broken}", hint=MAKE_ROOM)
+        before = self._file.seek(0, os.SEEK_END)
+        try:
+            self._write_whole(_line(entry))
+        except OSError as e:
+            self._take_back(before, e)
+            raise StateDirectoryError(
+                f"{self.path}: a line cannot be written: {e}", hint=MAKE_ROOM
+            ) from e
+        try:
+            os.fsync(self._file.fileno())
+        except OSError as e:
+            self._broken = f"it is not known what is on disk since an fsync failed: {e}"
+            raise StateDirectoryError(f"{self.path}: {self._broken}", hint=MAKE_ROOM) from e
         self._entries.append(dict(entry))
+
+    def _write_whole(self, line: bytes) -> None:
+        view = memoryview(line)
+        while view:
+            view = view[self._file.write(view) :]
+
+    def _take_back(self, length: int, error: OSError) -> None:
+        try:
+            self._file.truncate(length)
+        except OSError:
+            self._broken = f"its last line is torn: {error}"
 
     def keep(self, entries: list[dict[str, Any]]) -> None:
         """Replace the whole log by `entries`."""
@@ -210,10 +217,11 @@ class JobDirectory:
     `batches` and `commits` are its logs.  Raises StateDirectoryError when another job holds the
     directory, when its files are damaged, or when they belong to another plan."""
 
-    def __init__(self, path: Path, lock: DirectoryLock, *, temporary: bool) -> None:
+    def __init__(self, path: Path, lock: FileLock, *, temporary: bool) -> None:
         self.path = path
         self.temporary = temporary
         self._lock = lock
+        self.identity = _identity(path / IDENTITY)
         self.attempt = _read_attempt(path / "attempt")
         self.batches = LineLog(path / "batches.log")
         self.commits = LineLog(path / "commits.log")
@@ -226,11 +234,11 @@ class JobDirectory:
 
         `job` is what has to be the same at every start: a directory of another job is refused."""
         temporary = path is None
-        root = Path(tempfile.mkdtemp(prefix="kdirect-state-") if path is None else path)
+        root = Path(tempfile.mkdtemp(prefix=TEMPORARY_PREFIX) if path is None else path)
         try:
             for part in (root, root / "snapshots"):
                 part.mkdir(parents=True, exist_ok=True)
-            lock = DirectoryLock(root / "lock")
+            lock = _locked(root)
         except OSError as e:
             raise StateDirectoryError(
                 f"{root}: the directory of the job cannot be used: {e}",
@@ -248,21 +256,16 @@ class JobDirectory:
         """Where the snapshots are."""
         return self.path / "snapshots"
 
-    def memory_directory(self, root: str | os.PathLike[str] | None = None) -> Path:
-        """Where the executors' state is mapped: below `root`; by default in memory (/dev/shm),
-        where a host has that, else in this directory."""
+    def map_state(self, root: str | os.PathLike[str] | None = None) -> MappedDirectory:
+        """Where the executors of this host map their state: below `root`; by default in memory
+        (/dev/shm), where a host has that, else in this directory.  Leftovers of other jobs there
+        are removed."""
         if root is None and not MEMORY_ROOT.is_dir():
-            found = self.path / "executors"
-        else:
-            name = hashlib.sha256(os.fsencode(self.path.resolve())).hexdigest()[:16]
-            found = Path(root or MEMORY_ROOT) / f"kdirect-state-{os.getuid()}-{name}"
-        found.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if found.stat().st_uid != os.getuid():
-            raise StateDirectoryError(
-                f"{found}: the directory for state in memory belongs to another user",
-                hint="remove it, or name another place (option state_memory)",
-            )
-        return found
+            return MappedDirectory(self.path / "executors")
+        owner = Owner(
+            directory=str(self.path.resolve()), identity=self.identity, temporary=self.temporary
+        )
+        return MappedDirectory.of_job(Path(root or MEMORY_ROOT), owner)
 
     def write_attempt(self, attempt: int) -> None:
         """Remember that the job was started once more."""
@@ -285,6 +288,16 @@ def _read_attempt(path: Path) -> int:
         return 0
     except ValueError as e:
         raise StateDirectoryError(f"{path}: this is no number", hint=RESTORE) from e
+
+
+def _identity(path: Path) -> str:
+    """The random name of the job, made at its first start."""
+    with contextlib.suppress(FileNotFoundError):
+        if found := path.read_text().strip():
+            return found
+    made = secrets.token_hex(16)
+    write_atomically(path, made.encode() + b"\n")
+    return made
 
 
 def _check_job(root: Path, job: Mapping[str, Any]) -> None:

@@ -217,3 +217,12 @@ class Job:
     @property
     def last_committed(self) -> int:
         return NO_BATCH if self.committed is None else self.committed.number
+
+    @property
+    def is_all_in_snapshot(self) -> bool:
+        """Does the directory have all that a next start needs, without any mapped state?  Then all
+        is committed, and the newest snapshot is of the last batch."""
+        if self.last > self.last_committed:
+            return False
+        usable = {m.number for m in self.manifests} - self.unusable
+        return self.last == NO_BATCH or self.last in usable

@@ -10,20 +10,20 @@ Nothing here is synced: the memory directory need not outlive the host.  Files a
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import mmap
 import os
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pyarrow as pa
 
-from kdirect.errors import FormatError, StateDirectoryError, StateError
+from kdirect.errors import FormatError, StateDirectoryError, StateError, StateLimitError
 from kdirect.state.arena import StateMemory
 from kdirect.state.batches import Phase, Progress, StateHeader
 from kdirect.state.header import read_header
+from kdirect.state.locks import FileLock, holder_of
+from kdirect.state.mapped import MappedDirectory
 from kdirect.state.plan import Plan
 
 _BATCH, _AFTER = b"kdirect.batch", b"kdirect.after"
@@ -37,15 +37,16 @@ class KeptState:
     successor out while the process before it lives, also when that one is stopped."""
 
     def __init__(self, directory: Path, executor: int, executors: int, limit: int) -> None:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._path = directory / f"state-{executor}"
         self._output = directory / f"output-{executor}.arrow"
         self._limit = limit
         self._executor = executor
         self._memory: StateMemory | None = None
-        self._lock = _locked(directory / f"lock-{executor}", executor)
+        self._lock: FileLock | None = None
         self.header: StateHeader | None = None
+        self._mapped = MappedDirectory(directory)
         try:
+            self._lock = _locked(directory / f"lock-{executor}", executor)
             self.header = self._found()
         except BaseException:
             self.close()
@@ -62,14 +63,23 @@ class KeptState:
     def keep_output(
         self, plan: Plan, batch: int, after: Progress, output: Sequence[pa.RecordBatch]
     ) -> None:
-        """Keep the rows of a batch, in place of those of the one before."""
+        """Keep the rows of a batch, in place of those of the one before.  StateLimitError where
+        there is no room for both."""
         metadata = {_BATCH: str(batch), _AFTER: json.dumps(after.to_json())}
         schema = plan.output_schema.with_metadata(metadata)
         new = self._output.with_suffix(".new")
-        with pa.OSFile(str(new), "wb") as file, pa.ipc.new_stream(file, schema) as writer:
-            for rows in output:
-                writer.write_batch(rows.replace_schema_metadata(metadata))
-        os.replace(new, self._output)
+        try:
+            with pa.OSFile(str(new), "wb") as file, pa.ipc.new_stream(file, schema) as writer:
+                for rows in output:
+                    writer.write_batch(rows.replace_schema_metadata(metadata))
+            os.replace(new, self._output)
+        except OSError as e:
+            new.unlink(missing_ok=True)
+            raise StateLimitError(
+                f"{new}: the output of batch {batch} cannot be kept: {e}",
+                hint="make room on this file system, name another place (option state_memory), or "
+                "make batches smaller (option batch_records)",
+            ) from e
 
     @contextlib.contextmanager
     def output(self, batch: int) -> Iterator[memoryview]:
@@ -89,9 +99,9 @@ class KeptState:
     def close(self) -> None:
         """Unmap, and let another process in; the files stay."""
         self._unmap()
-        lock, self._lock = self._lock, -1
-        if lock >= 0:
-            os.close(lock)
+        if self._lock is not None:
+            self._lock.close()
+        self._mapped.close()
 
     def _unmap(self) -> None:
         memory, self._memory = self._memory, None
@@ -128,27 +138,13 @@ class KeptState:
             return None
 
 
-def _locked(path: Path, executor: int) -> int:
+def _locked(path: Path, executor: int) -> FileLock:
     """Hold the lock of an executor's files.  StateDirectoryError when another process does."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    deadline = time.monotonic() + LOCK_TIMEOUT_S
     try:
-        while True:
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() < deadline:
-                    time.sleep(0.05)
-                    continue
-                holder = os.pread(fd, 64, 0).decode(errors="replace").strip() or "unknown"
-                raise StateDirectoryError(
-                    f"{path.parent}: process {holder} still holds the state of executor {executor}",
-                    hint="end that process (it may be stopped), then run the job again",
-                ) from None
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd
+        return FileLock(path, timeout_s=LOCK_TIMEOUT_S)
+    except BlockingIOError:
+        raise StateDirectoryError(
+            f"{path.parent}: process {holder_of(path)} still holds the state of executor"
+            f" {executor}",
+            hint="end that process (it may be stopped), then run the job again",
+        ) from None

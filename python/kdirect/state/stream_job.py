@@ -15,7 +15,8 @@ the same number and the same rows.
 
 from __future__ import annotations
 
-import shutil
+import contextlib
+import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -24,7 +25,7 @@ from typing import Any
 import pyarrow as pa
 
 from kdirect.client.session import Session, connect
-from kdirect.errors import ConfigError, KdirectError, UnknownTopicError
+from kdirect.errors import ConfigError, StateError, UnknownTopicError
 from kdirect.model import TopicPartition
 from kdirect.options import ENGINE
 from kdirect.state import exchange, job
@@ -34,6 +35,7 @@ from kdirect.state.coordinator_server import CoordinatorServer
 from kdirect.state.directory import JobDirectory
 from kdirect.state.executor import ExecutorSettings
 from kdirect.state.launcher import Launcher, LocalLauncher
+from kdirect.state.mapped import MappedDirectory
 from kdirect.state.plan import VPARTS, Plan
 
 MODES = ("slash", "uppar")
@@ -101,8 +103,10 @@ class StateJob:
         self._options = options
         self._executors = executors
         self._closed = False
+        self._process = os.getpid()
         self._server: CoordinatorServer | None = None
         self._directory: JobDirectory | None = None
+        self._mapped: MappedDirectory | None = None
         self._session: Session | None = None
         self._ended = False
         # Before anything is started: a refused exchange leaves nothing behind.
@@ -114,7 +118,7 @@ class StateJob:
             self._session = connect(source)
             job_file = {"plan": plan.to_json()}
             self._directory = JobDirectory.open(directory, job_file, plan_hash=plan.hash)
-            self.memory = self._directory.memory_directory(options["state_memory"])
+            self._mapped = self._directory.map_state(options["state_memory"])
             self._server = self._coordinator(
                 mode, is_split=is_split, until=until, launcher=launcher
             )
@@ -167,16 +171,22 @@ class StateJob:
     def __next__(self) -> tuple[int, pa.Table]:
         if self._closed or self._ended:
             raise StopIteration
-        assert self._server is not None
-        try:
-            output = self._server.next_output()
-        except KdirectError:
-            self._ended = True
-            raise
+        self._check_process()
+        # Whatever interrupts it, Ctrl-C too, leaves a decision half carried out: the directory says
+        # how to go on, and only a new start reads that.
+        self._ended = True
+        output = self.server.next_output()
         if output is None:
-            self._ended = True
             raise StopIteration
+        self._ended = False
         return output
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._process:
+            raise StateError(
+                f"the job belongs to process {self._process}, and this is a child of it",
+                hint="iterate where the job was made, or call run after the fork",
+            )
 
     @property
     def server(self) -> CoordinatorServer:
@@ -200,6 +210,12 @@ class StateJob:
         return self.server.statistics()
 
     @property
+    def memory(self) -> Path:
+        """Where the executors of this host map their state."""
+        assert self._mapped is not None
+        return self._mapped.path
+
+    @property
     def directory(self) -> Path:
         """Where the job is kept."""
         assert self._directory is not None
@@ -218,15 +234,25 @@ class StateJob:
             self._release()
 
     def _release(self) -> None:
+        """End everything, each part also when another one fails."""
         self._closed = True
-        if self._server is not None:
-            self._server.close()
-        if self._directory is not None:
-            if self._directory.temporary:
-                shutil.rmtree(self.memory, ignore_errors=True)
-            self._directory.close()
-        if self._session is not None:
-            self._session.close()
+        with contextlib.ExitStack() as parts:
+            for part in (self._session, self._directory):
+                if part is not None:
+                    parts.callback(part.close)
+            parts.callback(self._leave_memory)
+            if self._server is not None:
+                parts.callback(self._server.close)
+
+    def _leave_memory(self) -> None:
+        """The mapped state stays only where the next start would have to rebuild it."""
+        if self._mapped is None or self._directory is None:
+            return
+        is_needed = self._server is None or self._server.needs_mapped_state
+        if self._directory.temporary or not is_needed:
+            self._mapped.remove()
+        else:
+            self._mapped.close()
 
     # -- what the coordinator asks for -------------------------------------------------------------
 

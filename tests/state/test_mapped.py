@@ -1,0 +1,178 @@
+"""The directories of mapped state: they go with their jobs, and never from under a process."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from kdirect.errors import StateDirectoryError
+from kdirect.state.directory import JobDirectory
+from kdirect.state.mapped import MappedDirectory, Owner, sweep
+
+HOLD = """
+import sys
+from pathlib import Path
+from kdirect.state.mapped import MappedDirectory
+found = MappedDirectory(Path(sys.argv[1]))
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def job(path: Path) -> JobDirectory:
+    return JobDirectory.open(path, {"plan": 1}, plan_hash="ab")
+
+
+def left_behind(root: Path, directory: Path) -> Path:
+    """State that a job in `directory` mapped below `root`, all of whose processes were killed."""
+    opened = job(directory)
+    mapped = opened.map_state(root)
+    (mapped.path / "state-0").write_bytes(b"state")
+    mapped.close()
+    opened.close()
+    return mapped.path
+
+
+def remove(directory: Path) -> None:
+    for path in sorted(directory.rglob("*"), reverse=True):
+        path.rmdir() if path.is_dir() else path.unlink()
+    directory.rmdir()
+
+
+def test_state_of_a_job_whose_directory_is_gone_is_swept(tmp_path: Path) -> None:
+    root = tmp_path / "memory"
+    gone, stays = (left_behind(root, tmp_path / name) for name in ("gone", "stays"))
+    remove(tmp_path / "gone")
+    job(tmp_path / "other").map_state(root).close()
+    assert not gone.exists()
+    assert (stays / "state-0").exists()
+
+
+def test_state_of_an_earlier_job_at_the_same_path_is_swept_and_never_used(tmp_path: Path) -> None:
+    root, directory = tmp_path / "memory", tmp_path / "job"
+    before = left_behind(root, directory)
+    remove(directory)
+    after = left_behind(root, directory)
+    assert before != after
+    assert not before.exists()
+
+
+def test_state_that_a_process_uses_is_not_swept(tmp_path: Path) -> None:
+    root = tmp_path / "memory"
+    mapped = left_behind(root, tmp_path / "job")
+    remove(tmp_path / "job")
+    other = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(mapped)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert other.stdout is not None
+    try:
+        assert other.stdout.readline() == "held\n"
+        assert sweep(root) == []
+        assert (mapped / "state-0").exists()
+    finally:
+        other.kill()
+        other.communicate()
+    assert sweep(root) == [mapped]
+
+
+def test_a_temporary_job_that_was_killed_goes_with_its_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    opened = JobDirectory.open(None, {"plan": 1}, plan_hash="ab")
+    mapped = opened.map_state(tmp_path / "memory")
+    assert sweep(tmp_path / "memory") == []
+    mapped.close()  # as the end of its process does
+    assert sweep(tmp_path / "memory") == [mapped.path]
+    assert not opened.path.exists()
+
+
+def test_what_others_put_there_is_not_touched(tmp_path: Path) -> None:
+    root, target = tmp_path / "memory", tmp_path / "target"
+    root.mkdir()
+    target.mkdir()
+    (target / "state-0").write_text("mine")
+    link = root / f"kdirect-state-{os.getuid()}-{'a' * 16}"
+    link.symlink_to(target)
+    names = ["other", f"kdirect-state-{os.getuid()}-short", f"kdirect-state-987654-{'b' * 16}"]
+    for name in names:
+        (root / name).mkdir()
+    assert sweep(root) == []
+    assert (target / "state-0").read_text() == "mine"
+    assert not (target / "lock").exists()
+    with pytest.raises(StateDirectoryError, match="not a directory of this user"):
+        MappedDirectory(link)
+    if os.getuid() == 0:
+        foreign = root / f"kdirect-state-0-{'c' * 16}"
+        foreign.mkdir()
+        os.chown(foreign, 12345, 12345)
+        assert sweep(root) == []
+        with pytest.raises(StateDirectoryError, match="not a directory of this user"):
+            MappedDirectory(foreign)
+
+
+def test_state_without_a_description_stays_and_an_empty_directory_goes(tmp_path: Path) -> None:
+    """A process that was killed while it made the directory, and executors of another host."""
+    name = f"kdirect-state-{os.getuid()}-"
+    for digit in "de":
+        MappedDirectory(tmp_path / (name + digit * 16)).close()
+    (tmp_path / (name + "d" * 16) / "state-0").touch()
+    assert sweep(tmp_path) == [tmp_path / (name + "e" * 16)]
+
+
+def test_a_directory_that_cannot_be_looked_at_says_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left_behind(tmp_path / "memory", tmp_path / "job")
+
+    def refused(*_: object, **__: object) -> str:
+        raise PermissionError
+
+    owner = Owner(directory=str(tmp_path / "job"), identity="x", temporary=False)
+    assert not owner.may_come_back()
+    monkeypatch.setattr(Path, "read_text", refused)
+    assert owner.may_come_back()
+
+
+def _race(root: str, path: str, is_user: bool, until: float) -> None:
+    """Use the directory again and again, or sweep it; exit with 1 if it went while it was used."""
+    rounds = 0
+    while time.monotonic() < until:
+        rounds += 1
+        if not is_user:
+            sweep(Path(root))
+            continue
+        mapped = MappedDirectory(Path(path))
+        mine = mapped.path / f"lock-{os.getpid()}"
+        mine.touch()
+        time.sleep(0.001)
+        if not mine.exists() or not (mapped.path / "lock").exists():
+            os._exit(1)
+        mine.unlink()
+        mapped.close()
+    os._exit(0 if rounds > 5 else 2)
+
+
+def test_processes_that_sweep_and_use_one_directory_at_once(tmp_path: Path) -> None:
+    path = tmp_path / f"kdirect-state-{os.getuid()}-{'f' * 16}"
+    until = time.monotonic() + 1.5
+    context = multiprocessing.get_context("fork")
+    processes = [
+        context.Process(target=_race, args=(str(tmp_path), str(path), i < 3, until))
+        for i in range(6)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0] * 6
