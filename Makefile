@@ -98,10 +98,12 @@ slash-schedules: install ## Run seeded schedules of a job of the state engine;
 		--first $(or $(SEED),0) --schedules $(or $(COUNT),20000)
 
 .PHONY: slash-jobs
-slash-jobs: install ## Run jobs of a family of plans and inputs over a broker;
-## COUNT=200, SEED=0
+slash-jobs: install ## Run jobs of a family of plans and inputs over a broker, and a quarter
+## as many that are killed; COUNT=200, SEED=0
 	PYTHONPATH=$(CURDIR) $(BIN)/python -m tests.state.whole_jobs \
 		--first $(or $(SEED),0) --examples $(or $(COUNT),200)
+	PYTHONPATH=$(CURDIR) $(BIN)/python -m tests.state.killed_jobs \
+		--first $(or $(SEED),0) --examples $$(( ($(or $(COUNT),200) + 3) / 4 ))
 
 .PHONY: check
 check: install ## Lint, formatting, types, import rules, tidiness; changes nothing

@@ -1,9 +1,10 @@
-"""An executor that kills itself or the coordinator at a step, once: a program for the tests.
+"""An executor that kills itself or another process at a step, once: a program for the tests.
 
     python failing_executor.py STEP NUMBER MARK VICTIM
 
-VICTIM (self or parent) gets signal 9 when the executor comes to STEP for the NUMBER-th time; only
-the process that makes the file MARK does it.
+VICTIM (self, parent or a process id) gets signal 9 when the executor comes to STEP for the
+NUMBER-th time; only the process that makes the file MARK does it.  VICTIM/SIGALRM, for example,
+sends another signal.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from kdirect.state.executor import main
 class KillAt(Observer):
     """Kills a process where it is told to."""
 
-    def __init__(self, step: Step, number: int, mark: str, victim: int) -> None:
-        self._victim = victim
+    def __init__(self, step: Step, number: int, mark: str, victim: int, how: int) -> None:
+        self._victim, self._how = victim, how
         self._step = step
         self._left = number
         self._mark = mark
@@ -34,10 +35,13 @@ class KillAt(Observer):
                 os.close(os.open(self._mark, os.O_CREAT | os.O_EXCL))
             except FileExistsError:
                 return
-            os.kill(self._victim, signal.SIGKILL)
+            os.kill(self._victim, self._how)
 
 
 if __name__ == "__main__":
     name, count, mark_file, whom = sys.argv[1:]
-    pid = os.getpid() if whom == "self" else os.getppid()
-    sys.exit(main(KillAt(Step(name), int(count), mark_file, pid)))
+    pids = {"self": os.getpid(), "parent": os.getppid()}
+    whom, _, how = whom.partition("/")
+    pid = pids[whom] if whom in pids else int(whom)
+    number = signal.Signals[how or "SIGKILL"]
+    sys.exit(main(KillAt(Step(name), int(count), mark_file, pid, number)))

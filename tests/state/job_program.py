@@ -2,26 +2,85 @@
 tests, which kill it.
 
     python job_program.py '{"bootstrap": .., "directory": .., "output": .., "plan": .., ..}'
+
+``"die": [moment, number, mark]`` lets it kill itself at a moment of the coordinator, the number-th
+time; only the process that makes the file `mark` does it.  A moment is what is made durable
+(`batch`, `commit`, `attempt`, `manifest`, `forget`), and when: after that, `before` it, or with
+half of the line written (`torn`).
 """
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
+from kdirect.state import coordinator_server, directory, snapshots
 from kdirect.state.launcher import LocalLauncher
 from kdirect.state.plan import plan_from_json
 from kdirect.state.stream_job import run
+
+
+class Death:
+    """Kills this process when `now` is called for the number-th time."""
+
+    def __init__(self, number: int, mark: str) -> None:
+        self._left = number
+        self._mark = mark
+
+    def now(self, before: Callable[[], object] = lambda: None) -> None:
+        self._left -= 1
+        if self._left:
+            return
+        try:
+            os.close(os.open(self._mark, os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            return
+        before()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def prepare(moment: str, number: int, mark: str) -> None:
+    """Let the process die at the moment."""
+    death = Death(number, mark)
+    what, _, when = moment.partition(" ")
+    owner, name = {
+        "batch": (directory.LineLog, "append"),
+        "commit": (directory.LineLog, "append"),
+        "attempt": (directory.JobDirectory, "write_attempt"),
+        "manifest": (snapshots, "write_manifest"),
+        "forget": (coordinator_server.shutil, "rmtree"),
+    }[what]
+    real = getattr(owner, name)
+
+    def dying(first: Any, *rest: Any, **named: Any) -> Any:
+        if name == "append" and not first.path.name.startswith(what):
+            return real(first, *rest)
+        if when == "before":
+            death.now()
+        if when == "torn":
+            line = directory._line(rest[0])
+            death.now(lambda: first._file.write(line[: len(line) // 2]))
+        result = real(first, *rest, **named)
+        if not when:
+            death.now()
+        return result
+
+    setattr(owner, name, dying)
 
 
 def main(given: dict) -> None:
     """Run the job to the ends of its topics."""
     output = Path(given["output"])
     launcher = LocalLauncher(given["command"]) if given.get("command") else None
+    if "die" in given:
+        prepare(*given["die"])
     with run(
         plan_from_json(given["plan"]),
         given["bootstrap"],

@@ -49,10 +49,10 @@ def events(seed: int, records: int, keys: int = 40, start_ms: int = FIRST_MS) ->
     return rows
 
 
-def write(session: Session, rows: np.ndarray, partitions: int) -> None:
+def write(session: Session, rows: np.ndarray, partitions: int, replicas: int = 1) -> None:
     """Append the rows to the topic, in turn to its partitions."""
     if TOPIC not in session.list_topics():
-        session.admin.create_topic(TOPIC, partitions)
+        session.admin.create_topic(TOPIC, partitions, replicas)
     with session.producer() as producer:
         for partition in range(partitions):
             own = np.ascontiguousarray(rows[partition::partitions])
@@ -124,7 +124,7 @@ def assert_same(found: Rows, wanted: Rows) -> None:
 
 
 def killing(step: str, number: int, mark: Path, victim: str = "self") -> LocalLauncher:
-    """A launcher of executors of which one kills itself, or its parent, at a step; see
-    failing_executor.py."""
+    """A launcher of executors of which one kills itself, its parent or another process at a step;
+    see failing_executor.py."""
     program = Path(__file__).with_name("failing_executor.py")
     return LocalLauncher((sys.executable, str(program), step, str(number), str(mark), victim))

@@ -27,6 +27,7 @@ from kdirect.state import kept
 from kdirect.state.launcher import LocalLauncher
 from kdirect.state.stream_job import run
 from tests.state import jobs
+from tests.state.killed_jobs import Kill, run_killed
 
 RECORDS = 30_000
 SMALL: dict[str, Any] = {
@@ -213,6 +214,30 @@ def test_the_coordinator_killed_at_a_step(
     second.communicate(timeout=LIMIT_S)
     assert second.returncode == 0
     jobs.assert_same(jobs.rows_of(outputs(tmp_path)), jobs.expected(session))
+
+
+@pytest.mark.parametrize(
+    ("kind", "kill"),
+    [
+        ("session", Kill("delta", 2, "self")),
+        ("join", Kill("trigger", 2, "self")),
+        ("left join", Kill("snapshot", 2, "self")),
+        ("session join", Kill("merge", 3, "self")),
+        ("join", Kill("delta", 3, "parent")),
+        ("session", Kill("trigger", 2, "parent")),
+        ("session", Kill("commit", 2)),
+        ("left join", Kill("commit torn", 2)),
+        ("session join", Kill("batch torn", 2)),
+        ("join", Kill("manifest before", 2)),
+        ("session join", Kill("forget", 1)),
+    ],
+    ids=lambda value: value if isinstance(value, str) else f"{value.at}-{value.victim}",
+)
+def test_a_kill_in_joins_and_sessions_of_whole_programs(
+    broker: Any, session: Session, seed: int, kind: str, kill: Kill
+) -> None:
+    """More of them: make slash-jobs."""
+    assert run_killed(session, broker.bootstrap_servers, kind, kill, seed)
 
 
 def test_all_processes_killed_after_each_batch(

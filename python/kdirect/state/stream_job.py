@@ -223,8 +223,9 @@ class StateJob:
 
     def close(self, *, stop: bool = True) -> None:
         """End the job.  With `stop`, in good order: a snapshot is taken, unless a batch that was
-        handed out was not committed; without, as if everything had been killed."""
-        if self._closed:
+        handed out was not committed; without, as if everything had been killed.  In a child
+        made by fork this does nothing: the job goes on in the process that made it."""
+        if self._closed or os.getpid() != self._process:
             return
         self._closed = True
         try:
