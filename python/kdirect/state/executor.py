@@ -19,6 +19,7 @@ made by the process that uses them, never before a fork.
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import logging
 import os
@@ -417,6 +418,8 @@ def serve(settings: ExecutorSettings, observer: Observer | None = None) -> None:
     was lost, this one joins it again, with the state that it has.  Raises what ends the job, and
     CoordinatorUnavailableError when that has gone."""
     while True:
+        # An error that ended an attempt leaves cycles that hold its devices: end them now.
+        gc.collect()
         try:
             executor = Executor.open(settings, observer)
         except KdirectError as e:
