@@ -135,6 +135,13 @@ KD_CRC32C_TARGET static uint32_t kd_crc32c_by_sse42(uint32_t crc, const void *da
         p += 8;
         n -= 8;
     }
+    if (n >= 4) {
+        uint32_t v;
+        memcpy(&v, p, 4);
+        c0 = _mm_crc32_u32((uint32_t)c0, v);
+        p += 4;
+        n -= 4;
+    }
     while (n--)
         c0 = _mm_crc32_u8((uint32_t)c0, *p++);
     return ~(uint32_t)c0;

@@ -1,9 +1,16 @@
 """The two ends of a channel: see channel_ends.pyx."""
+cimport cython
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 
 from kdirect.rdma.contract cimport CompletionQueue, MemoryRegion, work_completion
 from kdirect.rdma.credit_ring cimport CreditRing, WriteQueue
 from kdirect.rdma.layout cimport GENERATIONS
+
+cdef extern from *:
+    """
+    #define kd_low_bit(n) ((uint32_t)__builtin_ctz(n))
+    """
+    uint32_t kd_low_bit(uint32_t n) noexcept nogil
 
 cdef enum:
     # what `Sender.c_send` and `Receiver.c_poll` return
@@ -59,6 +66,7 @@ cdef class ChannelEnd(WriteQueue):
     cdef bint c_owes(self) noexcept nogil
 
 
+@cython.final
 cdef class Sender(CreditRing):
     cdef readonly ChannelEnd end
     cdef readonly uint32_t slots, slot_bytes
@@ -81,6 +89,7 @@ cdef class Sender(CreditRing):
     cdef void c_refresh(self) noexcept nogil
 
 
+@cython.final
 cdef class Receiver:
     cdef readonly ChannelEnd end
     cdef readonly uint32_t slots, slot_bytes
@@ -115,5 +124,6 @@ cdef class Receiver:
 
 
 cdef inline uint32_t generation_of(uint64_t sequence, uint32_t slots) noexcept nogil:
-    """Of a buffer: the turn of the ring that it is in, as its footer says it.  Never 0."""
-    return <uint32_t> (sequence / slots % GENERATIONS) + 1
+    """Of a buffer: the turn of the ring that it is in, as its footer says it.  Never 0.  `slots` is
+    a power of two."""
+    return <uint32_t> ((sequence >> kd_low_bit(slots)) % GENERATIONS) + 1

@@ -6,6 +6,7 @@ channel ended.  What may not enter: the receive completion queue that the channe
 share, and making and closing channels (`kdirect.rdma.channel`).
 """
 
+cimport cython
 from libc.errno cimport ENOMEM
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcpy
@@ -178,6 +179,7 @@ cdef class ChannelEnd(WriteQueue):
                 or (<Receiver> self._receiver)._wake_sender)
 
 
+@cython.final
 cdef class Sender(CreditRing):
     """The sending end.  Life: `ChannelSet.sender`, `offer`, `connect`, sends, `close`.
 
@@ -238,6 +240,7 @@ cdef class Sender(CreditRing):
         cdef uint64_t sequence = self.posted
         cdef uint8_t* footer = data + header.length
         cdef uint32_t flags = header.flags & FLAGS_OF_OWNER
+        cdef uint64_t word
         cdef uint32_t crc
         cdef int rc
         if self.posted + 1 - self.acknowledged >= self.credits:
@@ -255,15 +258,15 @@ cdef class Sender(CreditRing):
         if target.notify:
             flags |= FLAG_NOTIFIED
         flags |= <uint32_t> header.kind << 16 | generation_of(sequence, self.slots) << 24
+        # By words, as they are read for the CRC.
         memcpy(footer + FOOTER_SEQUENCE, &sequence, 8)
-        memcpy(footer + FOOTER_BATCH, &header.batch, 4)
-        memcpy(footer + FOOTER_EPOCH, &header.epoch, 4)
-        memcpy(footer + FOOTER_ATTEMPT, &header.attempt, 4)
-        memcpy(footer + FOOTER_LENGTH, &header.length, 4)
-        memcpy(footer + FOOTER_FLAGS, &flags, 4)
+        word = header.batch | <uint64_t> header.epoch << 32
+        memcpy(footer + FOOTER_BATCH, &word, 8)
+        word = header.attempt | <uint64_t> header.length << 32
+        memcpy(footer + FOOTER_ATTEMPT, &word, 8)
         crc = kd_crc32c(0, data, <size_t> header.length + FOOTER_CRC)
-        crc = kd_crc32c(crc, footer + FOOTER_FLAGS, FOOTER_BYTES - FOOTER_FLAGS)
-        memcpy(footer + FOOTER_CRC, &crc, 4)
+        word = kd_crc32c(crc, &flags, 4) | <uint64_t> flags << 32
+        memcpy(footer + FOOTER_CRC, &word, 8)
         source.data = data
         source.address = address
         source.lkey = lkey
@@ -277,6 +280,10 @@ cdef class Sender(CreditRing):
         if rc == POSTED:
             self.bytes_sent += header.length
             self.notified += target.notify
+            # The buffer is on its way, so that nobody waits for this look at the credits.
+            if (2 * (self.posted - self.acknowledged) >= self.credits
+                    and kd_landed(self._word.data) != self.acknowledged):
+                self.c_refresh()
             return CHANNEL_DONE
         return CHANNEL_ENDED if rc == POST_FAILED else CHANNEL_NOT_NOW
 
@@ -379,6 +386,7 @@ cdef class Sender(CreditRing):
         self.end.channels.close_end(self.end, self, (self._word, self._staging))
 
 
+@cython.final
 cdef class Receiver:
     """The receiving end.  Life: `ChannelSet.receiver`, `offer`, `connect`, then `poll` and
     `release` in turn, `close`."""
