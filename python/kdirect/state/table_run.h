@@ -1,10 +1,11 @@
 /* The hash index over a log: find a key or insert it, for many rows at a time.
  *
- * An index word is 16 bits of tag and 48 of position; 0 is empty.  Slots are probed one after the
- * other.  The slot comes from the low bits of the hash, the tag from bits 40 to 55, the virtual
- * partition from the top 8: they do not overlap below 2^40 slots.  An entry of the log is
- * [bucket] state key, all of them words; a key of variable length begins with its length in bytes.
- * So the position of a state leads to its key and to its bucket.
+ * An index word is 16 bits of tag and 48 of position; 0 is empty.  Slots come in pairs, which never
+ * straddle a cache line.  A key belongs into the pair of its hash; where both slots are taken, the
+ * slots after them are probed one after the other.  The slot comes from the low bits of the hash,
+ * the tag from bits 40 to 55, the virtual partition from the top 8: they do not overlap below 2^40
+ * slots.  An entry of the log is [bucket] state key, all of them words; a key of variable length
+ * begins with its length in bytes.  So the position of a state leads to its key and to its bucket.
  *
  * A table that does not fit into the caches is walked in groups of KD_GROUP rows, so that their
  * cache misses overlap: first all index lines are asked for, then all entries, then keys are
@@ -92,6 +93,19 @@ KD_INLINE uint64_t kd_hash_words(const uint64_t *key, uint64_t words) {
     return h;
 }
 
+/* The first slot of the pair of a hash. */
+KD_INLINE uint64_t kd_home(uint64_t hash, uint64_t mask) { return hash & (mask - 1); }
+
+/* The position in the pair of slots at `pair` whose tag is that of the hash.  At most 2^48 if there
+ * is one, and then it may still be that of another key, or 0, an empty slot.  A word without its
+ * tag is a position if the tag was the right one, and a greater number else: so the least of the
+ * two is the answer, and no branch depends on where in its pair a key lies. */
+KD_INLINE uint64_t kd_in_pair(const uint64_t *pair, uint64_t hash) {
+    const uint64_t tag = hash << 8 & ~KD_POSITION;
+    const uint64_t first = pair[0] ^ tag, second = pair[1] ^ tag;
+    return first < second ? first : second;
+}
+
 KD_INLINE const uint64_t *kd_key_of(const kd_keys *k, uint32_t r) {
     return k->offsets ? k->words + k->offsets[r] : k->words + r * k->stride;
 }
@@ -109,7 +123,7 @@ KD_INLINE uint64_t kd_find_one(kd_table *t, const kd_keys *k, uint32_t r, uint64
     const uint64_t *key = K ? k->words + r * k->stride : kd_key_of(k, r);
     const uint64_t words = K ? K : t->key_words ? t->key_words : kd_variable_words(key[0]);
     const uint64_t tag = h >> 40 & 0xFFFF;
-    uint64_t s = h & t->mask, w, position;
+    uint64_t s = kd_home(h, t->mask), w, position;
     uint8_t *const base = t->log->base;
     for (;; s = (s + 1) & t->mask) {
         w = t->index[s];
@@ -145,22 +159,19 @@ KD_INLINE uint64_t kd_find_one(kd_table *t, const kd_keys *k, uint32_t r, uint64
     return position + P * 8;
 }
 
-/* The row's entry if it is in the first slot where it may be; 0 else.  What stays the same for all
- * rows is passed by value: the compiler cannot know that the stores of a loop leave it alone. */
-KD_INLINE uint64_t kd_find_first(const uint64_t *index, uint64_t mask, const uint8_t *base,
-                                 const uint64_t *key, const int64_t *bucket, uint64_t h,
-                                 uint32_t state_words, const uint32_t K, const uint32_t P) {
-    const uint64_t w = index[h & mask];
-    if (K == 0 || !w || w >> 48 != (h >> 40 & 0xFFFF))
+/* The row's state, if its entry is at `position` (of kd_in_pair); 0 else. */
+KD_INLINE uint64_t kd_state_at(const uint8_t *base, uint64_t position, const uint64_t *key,
+                               const int64_t *bucket, uint32_t state_words, const uint32_t K,
+                               const uint32_t P) {
+    if (K == 0 || position - 1 >= KD_POSITION)
         return 0;
-    const uint64_t position = w & KD_POSITION;
     const uint64_t *entry = (const uint64_t *)(base + position);
     if (P && (int64_t)entry[0] != *bucket)
         return 0;
     return kd_same(entry + P + state_words, key, K) ? position + P * 8 : 0;
 }
 
-/* kd_find_one for what kd_find_first did not find; kept out of the loop. */
+/* kd_find_one for what lies elsewhere or nowhere; kept out of the loop. */
 static __attribute__((noinline)) uint64_t kd_find_slow(kd_table *t, const kd_keys *k, uint32_t r,
                                                        uint64_t h) {
     return t->key_words == 1 ? kd_find_one(t, k, r, h, 1, t->prefix)
@@ -170,7 +181,8 @@ static __attribute__((noinline)) uint64_t kd_find_slow(kd_table *t, const kd_key
 KD_INLINE uint32_t kd_find_rows(kd_table *t, const kd_keys *k, const uint32_t *rows, uint32_t i,
                                 uint32_t n, uint64_t *out, const uint32_t K, const uint32_t P,
                                 const int dense) {
-    uint64_t hs[KD_GROUP];
+    uint64_t hs[KD_GROUP], at[KD_GROUP];
+    /* Copies: the compiler cannot know that the stores of the loops leave them alone. */
     const uint64_t *const index = t->index, mask = t->mask, *const hash = k->hash;
     const uint64_t *const words = k->words, stride = dense ? K : k->stride, step = k->bucket_stride;
     const int64_t *const bucket = k->bucket;
@@ -182,8 +194,8 @@ KD_INLINE uint32_t kd_find_rows(kd_table *t, const kd_keys *k, const uint32_t *r
             uint64_t h = hash[r];
             if (P)
                 h = kd_bucket_hash(h, bucket[r * step]);
-            uint64_t p = kd_find_first(index, mask, base, words + r * stride, bucket + r * step, h,
-                                       state_words, K, P);
+            uint64_t p = kd_state_at(base, kd_in_pair(&index[kd_home(h, mask)], h),
+                                     words + r * stride, bucket + r * step, state_words, K, P);
             if (__builtin_expect(!p, 0) && !(p = kd_find_slow(t, k, r, h)))
                 return i;
             out[i] = p;
@@ -198,17 +210,16 @@ KD_INLINE uint32_t kd_find_rows(kd_table *t, const kd_keys *k, const uint32_t *r
             if (P)
                 h = kd_bucket_hash(h, bucket[r * step]);
             hs[j] = h;
-            __builtin_prefetch(&index[h & mask], 1);
+            __builtin_prefetch(&index[kd_home(h, mask)], 1);
         }
         for (uint32_t j = 0; j < m; j++) {
-            uint64_t w = index[hs[j] & mask];
-            if (w)
-                __builtin_prefetch(base + (w & KD_POSITION), 1);
+            at[j] = kd_in_pair(&index[kd_home(hs[j], mask)], hs[j]);
+            __builtin_prefetch(base + at[j], 1);
         }
         for (uint32_t j = 0; j < m; j++, i++) {
             const uint32_t r = !dense && rows ? rows[i] : i;
-            uint64_t p = kd_find_first(index, mask, base, words + r * stride, bucket + r * step,
-                                       hs[j], state_words, K, P);
+            uint64_t p = kd_state_at(base, at[j], words + r * stride, bucket + r * step,
+                                     state_words, K, P);
             if (!p && !(p = kd_find_one(t, k, r, hs[j], K, P)))
                 return i;
             out[i] = p;
@@ -259,11 +270,11 @@ static void kd_index_entries(kd_table *t, uint64_t from, uint64_t to) {
             const uint64_t *entry = (const uint64_t *)(t->log->base + from);
             hs[m] = kd_entry_hash(t, entry);
             at[m] = from;
-            __builtin_prefetch(&t->index[hs[m] & t->mask], 1);
+            __builtin_prefetch(&t->index[kd_home(hs[m], t->mask)], 1);
             from += kd_entry_words(t, entry) * 8;
         }
         for (uint32_t j = 0; j < m; j++) {
-            uint64_t s = hs[j] & t->mask;
+            uint64_t s = kd_home(hs[j], t->mask);
             while (t->index[s])
                 s = (s + 1) & t->mask;
             t->index[s] = (hs[j] >> 40 & 0xFFFF) << 48 | at[j];
@@ -276,7 +287,7 @@ static void kd_index_entries(kd_table *t, uint64_t from, uint64_t to) {
 static void kd_unindex_entries(kd_table *t, uint64_t from, uint64_t to) {
     while (from < to) {
         const uint64_t *entry = (const uint64_t *)(t->log->base + from);
-        uint64_t s = kd_entry_hash(t, entry) & t->mask;
+        uint64_t s = kd_home(kd_entry_hash(t, entry), t->mask);
         while (t->index[s]) {
             t->index[s] = 0;
             s = (s + 1) & t->mask;
