@@ -36,7 +36,7 @@ cdef extern from "fixed_run.h" nogil:
         int64_t least
         int64_t greatest
     int64_t kd_fixed_scan(kd_fixed* run, kd_chunk* chunk)
-    void kd_fixed_keep(kd_chunk* chunk, const kd_test* test)
+    void kd_fixed_keep(kd_chunk* chunk, const kd_test* test, int64_t* times)
     void kd_fixed_between(kd_chunk* chunk, const int64_t* numbers, int64_t least, int64_t most)
     void kd_fixed_gather(const kd_chunk* chunk, uint32_t position, uint32_t width, uint8_t* out)
     void kd_fixed_times(const kd_chunk* chunk, const kd_time* time, int64_t* out)

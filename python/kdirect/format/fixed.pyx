@@ -387,11 +387,8 @@ cdef class FixedDecoder(ArrowDecoder):
         if self.timed:
             kd_fixed_times(chunk, &self.time, times)
             self._judge(times)
-        if self.tests_count:
-            for k in range(self.tests_count):
-                kd_fixed_keep(chunk, &self.tests[k])
-            if self.timed:
-                kd_fixed_times(chunk, &self.time, times)
+        for k in range(self.tests_count):
+            kd_fixed_keep(chunk, &self.tests[k], times)
         if self.timed:
             kd_fixed_bounds(&self.time, times, chunk.rows)
         for k in range(self.fields_count):

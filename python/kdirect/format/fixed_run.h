@@ -16,6 +16,7 @@
 #define KD_FIXED_RUN_H
 
 #include "records_run.h"
+#include "wide.h"
 
 #define KD_FIXED_CHUNK 128
 
@@ -162,8 +163,8 @@ typedef struct {
         break;                                                                                     \
     }
 
-/* Drops the rows of the chunk that the test refuses. */
-static void kd_fixed_keep(kd_chunk *chunk, const kd_test *test) {
+/* Drops the rows of the chunk that the test refuses, and their `times`, which may be NULL. */
+static void kd_fixed_keep(kd_chunk *chunk, const kd_test *test, int64_t *times) {
     const int64_t rows = chunk->rows;
     const uint64_t low = test->low, span = test->span, negate = test->negate;
     const uint32_t position = test->position;
@@ -187,6 +188,9 @@ static void kd_fixed_keep(kd_chunk *chunk, const kd_test *test) {
         chunk->keys[i] = chunk->keys[from];
         chunk->key_lengths[i] = chunk->key_lengths[from];
     }
+    if (times)
+        for (int64_t i = 0; i < kept; i++)
+            times[i] = times[order[i]];
     chunk->rows = kept;
 }
 
@@ -245,10 +249,19 @@ typedef struct {
     int64_t least, greatest; /* of the rows that kd_fixed_bounds was shown */
 } kd_time;
 
+/* Numbers times `scale`, clamped to what 64 bits hold. */
+KD_WIDE(kd_fixed_scale, (int64_t *numbers, int64_t rows, int64_t scale), (numbers, rows, scale), {
+    const int64_t most = INT64_MAX / scale;
+    for (int64_t i = 0; i < rows; i++) {
+        int64_t units = numbers[i];
+        units = units > most ? most : units < -most ? -most : units;
+        numbers[i] = units * scale;
+    }
+})
+
 /* Writes the times of the chunk's rows to `out`.  Those that 64 bits cannot hold are clamped. */
 static void kd_fixed_times(const kd_chunk *chunk, const kd_time *time, int64_t *out) {
     const int64_t rows = chunk->rows, scale = time->scale;
-    const int64_t most = scale > 1 ? INT64_MAX / scale : INT64_MAX;
     const uint32_t position = time->position;
 #define KD_TIMES(TYPE)                                                                             \
     for (int64_t i = 0; i < rows; i++)                                                             \
@@ -266,23 +279,20 @@ static void kd_fixed_times(const kd_chunk *chunk, const kd_time *time, int64_t *
         for (int64_t i = 0; i < rows; i++)
             out[i] = out[i] / 1000 - (out[i] % 1000 < 0);
     else if (scale > 1)
-        for (int64_t i = 0; i < rows; i++) {
-            int64_t units = out[i];
-            units = units > most ? most : units < -most ? -most : units;
-            out[i] = units * scale;
-        }
+        kd_fixed_scale(out, rows, scale);
 }
 
 /* Widens least and greatest by these times. */
-static void kd_fixed_bounds(kd_time *time, const int64_t *times, int64_t rows) {
-    int64_t least = time->least, greatest = time->greatest;
+KD_WIDE(kd_fixed_bounds, (kd_time *time, const int64_t *times, int64_t rows), (time, times, rows), {
+    int64_t least = time->least;
+    int64_t greatest = time->greatest;
     for (int64_t i = 0; i < rows; i++) {
         least = times[i] < least ? times[i] : least;
         greatest = times[i] > greatest ? times[i] : greatest;
     }
     time->least = least;
     time->greatest = greatest;
-}
+})
 
 /* Cuts each of `rows` texts of `width` bytes at its first zero byte and moves them together; their
  * ends go to `ends` (rows + 1 of them). */
