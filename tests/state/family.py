@@ -174,7 +174,7 @@ def join_plans(draw: Any, windows: st.SearchStrategy[Any] = JOIN_WINDOWS) -> Joi
         left_keys=tuple(f"lk{i}" for i in range(len(kinds))),
         right_keys=tuple(f"rk{i}" for i in range(len(kinds))),
         window=draw(windows),
-        how=draw(st.sampled_from(["inner", "left", "right"])),
+        how=draw(st.sampled_from(["inner", "left", "right", "full"])),
         columns=tuple(draw(st.lists(st.sampled_from(every), min_size=1, unique=True))),
     )
 

@@ -224,9 +224,16 @@ class Oracle:
 
     def _matchable(self, i: int) -> str:
         """Of a side that an outer join does not give back, only rows that can match are there."""
-        if not self.joins or self.plan.how == ("left", "right")[i]:
+        if not self.joins or self.plan.how in (("left", "right")[i], "full"):
             return ""
         return "".join(f" and {quoted(k)} is not null" for k in self._keys(i))
+
+    def _alone(self, i: int) -> str:
+        """Of a row with a null in its key its side, whose rows alone may be in its session."""
+        if not self.joins:
+            return ""
+        null = " or ".join(f"{quoted(k)} is null" for k in self._keys(i))
+        return f"case when {null} then {i} else -1 end as _alone, "
 
     def _sessions(self, gap: int) -> None:
         for i in range(len(self.inputs)):
@@ -236,10 +243,13 @@ class Oracle:
             )
         count = len(self._keys(0))
         names = [f"_k{n}" for n in range(count)]
+        if self.joins:
+            names.append("_alone")
         alike = ", ".join(names)
         sides = " union all ".join(
             "select "
             + "".join(f"{quoted(k)} as _k{n}, " for n, k in enumerate(self._keys(i)))
+            + self._alone(i)
             + f"t from kept{i}"
             for i in range(len(self.inputs))
         )
@@ -262,6 +272,7 @@ class Oracle:
             self.db.execute(
                 f"create table in{i} as select kept{i}.*, s, e from kept{i} join session "
                 f"on t >= s and t < e{same}"
+                + (f" and _alone in (-1, {i})" if self.joins else "")
             )
 
     # -- results -----------------------------------------------------------------------------------

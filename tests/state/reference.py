@@ -305,8 +305,10 @@ class Reference:
             open_windows = [w for w in windows_of(window, time) if w[1] > self.closed_before]
             if not open_windows:
                 self.counts["late"] += 1
-        if self.joins and None in key and self.plan.how != ("left", "right")[side]:
-            return
+        if self.joins and None in key:
+            if self.plan.how not in (("left", "right")[side], "full"):
+                return
+            key = (*key, side)  # it is in no group with rows of the other side
         for bounds in open_windows:
             group = self.groups[key, bounds]
             group.rows[side].append((time, row))
@@ -364,9 +366,9 @@ class Reference:
         if None not in key and left and right:
             return [self._joined(a, b, bounds) for a, b in product(left, right)]
         found = []
-        if how == "left":
+        if how in ("left", "full"):
             found += [self._joined(a, None, bounds) for a in left]
-        if how == "right":
+        if how in ("right", "full"):
             found += [self._joined(None, b, bounds) for b in right]
         return found
 

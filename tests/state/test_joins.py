@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from kdirect.state import Input, JoinPlan, Session, Tumbling
 from tests.state.append_run import Cluster, run_case
 from tests.state.family import NOW_US, SECOND, Case, cases, differences, join_plans
+from tests.state.family import plain as family_plain
 from tests.state.reference import Reference
 
 MANY = settings(
@@ -75,7 +76,7 @@ def test_a_hot_key_comes_out_in_bounded_blocks() -> None:
     assert only.memory.allocated == 0
 
 
-@pytest.mark.parametrize("how", ["inner", "left", "right"])
+@pytest.mark.parametrize("how", ["inner", "left", "right", "full"])
 def test_a_null_in_a_key_equals_nothing(how: str) -> None:
     p = plan(Session(gap_us=SECOND), how)
     cluster = Cluster(p, 2)
@@ -83,5 +84,23 @@ def test_a_null_in_a_key_equals_nothing(how: str) -> None:
     right = [{"k2": None, "t2": 5, "b": "z"}, {"k2": 1, "t2": 6, "b": None}]
     found = cluster.batch({"l": {0: left}, "r": {0: right}}, NOW_US, 3 * SECOND)
     rows = {(r["k"], r["a"], r["b"]) for r in found}
-    alone = {"inner": set(), "left": {(None, "x", None)}, "right": {(None, None, "z")}}[how]
+    left_alone, right_alone = (None, "x", None), (None, None, "z")
+    alone = {"inner": set(), "left": {left_alone}, "right": {right_alone},
+             "full": {left_alone, right_alone}}[how]  # fmt: skip
     assert rows == {(1, "y", None)} | alone
+
+
+@pytest.mark.parametrize("given", ["outer", "full_outer", "fullouter"])
+def test_a_full_join_has_the_names_of_spark(given: str) -> None:
+    assert plan(Tumbling(size_us=SECOND), given).hash == plan(Tumbling(size_us=SECOND), "full").hash
+
+
+def test_sessions_of_rows_that_match_nothing_do_not_reach_over_both_sides() -> None:
+    """Rows with a null key of both sides lie within one gap, and are still sessions of their own."""
+    p = plan(Session(gap_us=10), "full")
+    cluster = Cluster(p, 2)
+    left = [{"k": None, "t": t, "a": "l"} for t in (0, 20)]
+    right = [{"k2": None, "t2": t, "b": "r"} for t in (10, 30)]
+    found = cluster.batch({"l": {0: left}, "r": {0: right}}, NOW_US, 1000)
+    starts = sorted(family_plain(r["window_start"]) for r in found)
+    assert starts == [0, 10, 20, 30]

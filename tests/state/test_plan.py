@@ -173,7 +173,7 @@ REFUSED = {
         window=Sliding(size_us=10, slide_us=5)
     ),
     "a none window is not supported": lambda: join(window=NoWindow()),
-    "how='full'.*inner": lambda: join(how="full"),
+    "how='anti'.*inner": lambda: join(how="anti"),
     "1 left keys and 2 right keys": lambda: join(right_keys=("user", "name")),
     "key user is of type int64 and name of string": lambda: join(right_keys="name"),
     "both have one name": lambda: join(right=input_(name="left")),

@@ -92,7 +92,11 @@ class AppendState:
         inputs = plan.inputs
         first = inputs[0].types
         names = self._keys(0)
-        self.keys = KeyShape([(name, arrow_type(first[name])) for name in names])
+        key_fields = [(name, arrow_type(first[name])) for name in names]
+        # Both sides of a full join keep rows with a null in the key.  Such a row matches nothing,
+        # so those of one side are no group with those of the other.
+        self.split_nulls = self.joins and plan.gives_back(0) and plan.gives_back(1)
+        self.keys = KeyShape(key_fields + [("", pa.int8())] * self.split_nulls)
         self.cells: Any = None  # Cells, of a plan that aggregates
         check, timed = 0, False
         if isinstance(plan, AggregatePlan):
@@ -154,12 +158,15 @@ class AppendState:
         n = len(times)
         names = self._keys(side)
         arrays = [_array(columns[name]) for name in names]
-        block = self.keys.encode(arrays, n)
         nulls = _nulls(arrays, n) if self.joins else None
+        if self.split_nulls:
+            alone = np.zeros(n, np.int8) if nulls is None else nulls.astype(np.int8) << side
+            arrays.append(pa.array(alone))
+        block = self.keys.encode(arrays, n)
         rows = np.arange(n, dtype=np.uint32)
         late = times < self.window.late_below(self.closed_before)
         keep = ~late
-        if nulls is not None and self.plan.how != ("left", "right")[side]:
+        if nulls is not None and not self.plan.gives_back(side):
             keep &= ~nulls
         leaders = self.owners[(block.hashes() >> np.uint64(56)).astype(np.int64)]
         rows = rows[keep & (leaders >= 0)]

@@ -14,6 +14,7 @@ cdef extern from "chains_run.h" nogil:
         KD_INNER
         KD_LEFT
         KD_RIGHT
+        KD_FULL
 
     ctypedef struct kd_deadlines:
         int64_t* least

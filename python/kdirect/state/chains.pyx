@@ -52,7 +52,7 @@ def _bytes_of(PageMemory memory, TuplePages writer):
     return out
 
 
-HOWS = {"inner": KD_INNER, "left": KD_LEFT, "right": KD_RIGHT}
+HOWS = {"inner": KD_INNER, "left": KD_LEFT, "right": KD_RIGHT, "full": KD_FULL}
 
 
 cdef class Walk:

@@ -420,7 +420,7 @@ static int64_t kd_groups_fill(kd_groups *g, uint64_t most, uint64_t *entries, in
 
 /* -- pairs ------------------------------------------------------------------------------------- */
 
-enum { KD_INNER, KD_LEFT, KD_RIGHT };
+enum { KD_INNER, KD_LEFT, KD_RIGHT, KD_FULL = KD_LEFT | KD_RIGHT };
 
 typedef struct {
     kd_groups groups;
@@ -433,8 +433,8 @@ typedef struct {
 static void kd_pairs_begin(kd_pairs *p) {
     const kd_groups *g = &p->groups;
     int both = g->length[0] && g->length[1] && !g->null_key;
-    p->rows[0] = both || p->how == KD_LEFT ? g->length[0] : 0;
-    p->rows[1] = both || p->how == KD_RIGHT ? g->length[1] : 0;
+    p->rows[0] = both || p->how & KD_LEFT ? g->length[0] : 0;
+    p->rows[1] = both || p->how & KD_RIGHT ? g->length[1] : 0;
     p->busy = p->rows[0] || p->rows[1];
     p->i = p->j = 0;
 }

@@ -44,7 +44,11 @@ VPARTS = 256  # virtual partitions: the top eight bits of a key's hash
 VALUE_FORMATS = ("fixed", "json", "arrow")
 MODES = ("PERMISSIVE", "FAILFAST")
 OVERFLOWS = ("error", "wrap")
-HOWS = ("inner", "left", "right")
+HOWS = ("inner", "left", "right", "full")
+HOW_SYNONYMS = {
+    "outer": "full", "full_outer": "full", "fullouter": "full", "left_outer": "left",
+    "leftouter": "left", "right_outer": "right", "rightouter": "right",
+}  # fmt: skip
 TIME_UNITS = {"s": 1_000_000, "ms": 1_000, "us": 1, "ns": 1}  # microseconds each; ns is divided
 WINDOW_COLUMNS = ("window_start", "window_end")
 HASHABLE_KEYS = (*types.INTEGERS, "string", "binary", "date32", "bool")
@@ -318,7 +322,8 @@ class JoinPlan:
     `columns` are (side, column, name in the result) with side 0 for left and 1 for right; by
     default all columns of both, where a name that both have gets ``left_`` or ``right_`` before it.
     Keys never match if one is null.  With `how` left or right the rows of that side that match
-    nothing in their window are given too, with nulls for the other side.
+    nothing in their window are given too, with nulls for the other side; with full those of both
+    sides.
     """
 
     left: Input
@@ -333,6 +338,7 @@ class JoinPlan:
         put = object.__setattr__
         put(self, "left_keys", _names(self.left_keys))
         put(self, "right_keys", _names(self.right_keys))
+        put(self, "how", HOW_SYNONYMS.get(str(self.how), self.how))
         what = f"join of {self.left.name} and {self.right.name}"
         if self.left.name == self.right.name:
             raise ConfigError(f"{what}: both have one name", hint="give one of them another name=")
@@ -401,6 +407,10 @@ class JoinPlan:
 
     def keys_of(self, side: int) -> tuple[str, ...]:
         return (self.left_keys, self.right_keys)[side]
+
+    def gives_back(self, side: int) -> bool:
+        """Are rows of this side that match nothing in the result?"""
+        return self.how in (("left", "right")[side], "full")
 
     def columns_read(self, side: int) -> tuple[str, ...]:
         """Columns of this side that must be decoded, in the order of its schema."""
