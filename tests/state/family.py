@@ -29,6 +29,7 @@ from kdirect.state import (
     column,
 )
 from kdirect.state import schema as types
+from kdirect.state.aggregates import KINDS
 from tests.state.reference import Batch, Row
 
 SECOND = 1_000_000
@@ -37,7 +38,7 @@ NOW_US = 1_000 * SECOND
 KEY_TYPES = ("int64", "int32", "uint16", "string", "binary", "bool", "date32", "timestamp(us)",
              "decimal128(12,2)", "binary[3]")  # fmt: skip
 VALUE_TYPES = ("int64", "int32", "float64", "float32", "decimal128(12,2)", "uint8", "int16")
-ANY_TYPES = (*VALUE_TYPES, "string", "binary", "bool", "date32")
+ANY_TYPES = (*VALUE_TYPES, "string", "binary", "binary[3]", "bool", "date32")
 
 # A value of each type; small ranges, so that keys repeat.
 VALUES: dict[str, st.SearchStrategy[Any]] = {
@@ -125,15 +126,12 @@ def inputs(draw: Any, name: str, keys: list[tuple[str, str]], prefix: str) -> In
 
 def fits(kind: str, column_type: str) -> bool:
     """Whether an aggregate of this kind takes a column of this type."""
-    if kind in ("count", "collect_list", "approx_count_distinct"):
-        return True
-    if kind in ("min", "max", "first", "last"):
-        return types.width_of(column_type) is not None
-    return types.is_number(column_type)
+    return KINDS[kind].takes != "numbers" or types.is_number(column_type)
 
 
 AGGREGATE_KINDS = ("count", "sum", "min", "max", "avg", "stddev_samp", "stddev_pop", "var_samp",
-                   "var_pop", "first", "last", "approx_count_distinct", "collect_list")  # fmt: skip
+                   "var_pop", "first", "last", "approx_count_distinct", "collect_list",
+                   "collect_set")  # fmt: skip
 
 
 @st.composite

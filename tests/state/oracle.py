@@ -41,6 +41,7 @@ AGGREGATES = {
     "last": "min({{'t': -t, 'n': {c} is not null, 'v': {c}}}).v",
     "approx_count_distinct": "count(distinct {c})",
     "collect_list": "coalesce(list({c}) filter ({c} is not null), [])",
+    "collect_set": "coalesce(list(distinct {c}) filter ({c} is not null), [])",
 }
 
 

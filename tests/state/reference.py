@@ -26,7 +26,8 @@ The rules, and where they come from:
   number and equal to itself.
 - `first` and `last` take the value of the earliest and latest row, also if it is null (Spark's
   `min_by` and `max_by`).  Of rows with the same time both take null, or else the least value.
-  Lists skip nulls; their order means nothing.
+  Lists and sets skip nulls; their order means nothing.  Strings have the order of their bytes in
+  UTF-8.
 """
 
 from __future__ import annotations
@@ -185,6 +186,8 @@ def aggregate(given: Aggregate, kinds: dict[str, str], rows: list[tuple[int, Row
         return len(set(values))
     if kind == "collect_list":
         return sorted(values, key=_ordered)
+    if kind == "collect_set":
+        return sorted(set(values), key=_ordered)
     if not values:
         return None
     if kind == "avg" and isinstance(values[0], Decimal):

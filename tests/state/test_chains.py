@@ -50,6 +50,15 @@ def intervals() -> AggregatePlan:
     )
 
 
+def texts() -> AggregatePlan:
+    return AggregatePlan(
+        input=Input(topic="l", schema="k int64, t int64, x int64, a string", time="t"),
+        keys=("k",),
+        window=Tumbling(size_us=SECOND),
+        aggregates=(("min", "a"), ("last", "a"), ("collect_set", "x"), ("collect_set", "a")),
+    )
+
+
 def left_rows(n: int) -> list[dict]:
     return [{"k": f"key {i % 7}", "t": i, "a": "v" * (i % 20), "n": i, "x": i} for i in range(n)]
 
@@ -59,7 +68,7 @@ def pages_of(plan: Any, n: int = 100) -> list[bytes]:
     cluster = Cluster(plan, 2)
     rows = left_rows(n)
     if isinstance(plan, AggregatePlan):
-        rows = [{"k": r["n"] % 7, "t": r["t"], "x": r["x"]} for r in rows]
+        rows = [r | {"k": r["n"] % 7} for r in rows]
     update(cluster.executors[1], 0, plan.inputs[0], rows, NOW_US)
     return [page for _, leader, page in cluster.flush(1) if leader == 0]
 
@@ -69,7 +78,9 @@ def results(state: AppendState) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "plan", [join(), sessions(), intervals()], ids=["join", "list", "interval"]
+    "plan",
+    [join(), sessions(), intervals(), texts()],
+    ids=["join", "list", "interval", "text"],
 )
 @settings(max_examples=150, deadline=None)
 @given(st.integers(0, 1 << 30))
@@ -111,7 +122,9 @@ def test_pages_of_another_plan_and_for_another_leader_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "plan", [join(), sessions(), intervals()], ids=["join", "list", "interval"]
+    "plan",
+    [join(), sessions(), intervals(), texts()],
+    ids=["join", "list", "interval", "text"],
 )
 def test_another_process_goes_on_with_the_same_memory(plan: Any, tmp_path: Any) -> None:
     path = tmp_path / "state"
@@ -119,7 +132,7 @@ def test_another_process_goes_on_with_the_same_memory(plan: Any, tmp_path: Any) 
     state = AppendState(plan, memory, page_memory(), executor=0, executors=1, owners=owners_of(1))
     rows = left_rows(300)
     if isinstance(plan, AggregatePlan):
-        rows = [{"k": r["n"] % 7, "t": r["t"], "x": r["x"]} for r in rows]
+        rows = [r | {"k": r["n"] % 7} for r in rows]
     update(state, 0, plan.inputs[0], rows, NOW_US)
     alike = Cluster(plan, 1).executors[0]
     update(alike, 0, plan.inputs[0], rows, NOW_US)

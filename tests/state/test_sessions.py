@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kdirect.errors import ConfigError, StateError
-from kdirect.state import AggregatePlan, Input, NoWindow, Session
+from kdirect.state import AggregatePlan, Input, Session
 from kdirect.state.append import needs_append
 from tests.state.append_run import Cluster, run_case, update
 from tests.state.family import (
@@ -29,7 +29,6 @@ FEW = settings(
                            HealthCheck.filter_too_much],
 )  # fmt: skip
 SESSIONS = WINDOWS.filter(lambda w: isinstance(w, Session))
-FINITE = WINDOWS.filter(lambda w: not isinstance(w, NoWindow))
 
 
 def check(case: Case, executors: int, seed: int, move: list[int]) -> None:
@@ -62,12 +61,12 @@ def test_sessions_equal_the_reference(
 
 @FEW
 @given(
-    cases(aggregate_plans(FINITE).filter(needs_append)),
+    cases(aggregate_plans().filter(needs_append)),
     st.integers(1, 4),
     st.integers(0, 1 << 30),
     st.lists(st.sampled_from([0, 0, 1, 3]), max_size=4),
 )
-def test_lists_equal_the_reference(case: Case, executors: int, seed: int, move: list[int]) -> None:
+def test_lists_sets_and_strings_equal_the_reference(case: Case, executors: int, seed: int, move: list[int]) -> None:
     check(case, executors, seed, move)
 
 

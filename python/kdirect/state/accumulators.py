@@ -98,16 +98,17 @@ def cell_of(aggregate: Aggregate, column: str | None, overflow: str = "error") -
     decimal = type_ is not None and pa.types.is_decimal(type_)
     floating = type_ is not None and pa.types.is_floating(type_)
     given: dict[str, Any] = {"aggregate": aggregate, "type": type_}
-    if aggregate.fixed_cell:
-        result = aggregate.result_type({} if column is None else {str(aggregate.column): column})
-        given["output"] = arrow_type(result)
+    kinds = {} if column is None else {str(aggregate.column): column}
+    in_cell = aggregate.kept_as(kinds) == "cell"
+    if in_cell:
+        given["output"] = arrow_type(aggregate.result_type(kinds))
     if kind == "count":
         kernel = Kernel.COUNT if type_ is None else Kernel.COUNT_VALID
         form = None if type_ is None else Form.INTEGER
         return Cell(**given, kernel=kernel, form=form, words=1, initial=_pack(0))
-    if type_ is None or not aggregate.fixed_cell:
+    if type_ is None or not in_cell:
         raise ConfigError(f"aggregate {aggregate.name}: it is not kept in a cell",
-                          hint="collected lists are chains of rows")  # fmt: skip
+                          hint="lists, sets and strings are kept in chains")  # fmt: skip
     if kind == "approx_count_distinct":
         registers = 1 << aggregate.precision_bits
         return Cell(**given, kernel=Kernel.DISTINCT, form=Form.HASH, words=registers // 8,
@@ -123,9 +124,6 @@ def cell_of(aggregate: Aggregate, column: str | None, overflow: str = "error") -
         return Cell(**given, kernel=kernel, form=form, words=words, initial=bytes(8 * words),
                     lanes=floating, needs_seen=not average,
                     option=WRAP if overflow == "wrap" else 0)  # fmt: skip
-    if pa.types.is_fixed_size_binary(type_) and not decimal:
-        raise ConfigError(f"aggregate {aggregate.name}: {kind} of {type_} is not supported",
-                          hint="use a number, decimal, date, timestamp or boolean")  # fmt: skip
     kernel, initial = _EDGES[kind, decimal]
     return Cell(**given, kernel=kernel, form=_ordered_form(type_), words=len(initial) // 8,
                 initial=initial, needs_seen=kind in ("min", "max"))  # fmt: skip

@@ -20,15 +20,15 @@ from kdirect.state.strict import Members, shown
 class Kind(NamedTuple):
     """One kind of aggregate.
 
-    `takes` says which columns: numbers, fixed (any type of fixed width but binary[n]), any, or none
-    (no column at all is allowed too).  `fixed_cell` is False for what cannot be kept in a cell of
-    fixed width and is kept as a chain of rows instead.
+    `takes` says which columns: numbers, any, or none (no column at all is allowed too).  `kept_as`
+    says what its state is: a cell of fixed width (or a text, if the values of the column have no
+    fixed width of at most 16 bytes), a set of values, or a list of all of them.
     """
 
     name: str
     takes: str
     help: str
-    fixed_cell: bool = True
+    kept_as: str = "cell"
 
 
 KINDS: dict[str, Kind] = {
@@ -36,17 +36,18 @@ KINDS: dict[str, Kind] = {
     for kind in (
         Kind("count", "none", "rows, or rows whose column is not null"),
         Kind("sum", "numbers", "the sum; of integers as int64"),
-        Kind("min", "fixed", "the least value"),
-        Kind("max", "fixed", "the greatest value"),
+        Kind("min", "any", "the least value; of strings and binary by their bytes"),
+        Kind("max", "any", "the greatest value; of strings and binary by their bytes"),
         Kind("avg", "numbers", "the average"),
         Kind("stddev_samp", "numbers", "the standard deviation of a sample"),
         Kind("stddev_pop", "numbers", "the standard deviation of the population"),
         Kind("var_samp", "numbers", "the variance of a sample"),
         Kind("var_pop", "numbers", "the variance of the population"),
-        Kind("first", "fixed", "the value of the earliest row in event time"),
-        Kind("last", "fixed", "the value of the latest row in event time"),
+        Kind("first", "any", "the value of the earliest row in event time"),
+        Kind("last", "any", "the value of the latest row in event time"),
         Kind("approx_count_distinct", "any", "about how many different values (HyperLogLog)"),
-        Kind("collect_list", "any", "all values, in no particular order", fixed_cell=False),
+        Kind("collect_list", "any", "all values, in no particular order", kept_as="list"),
+        Kind("collect_set", "any", "each value once, in no particular order", kept_as="set"),
     )
 }
 SYNONYMS = {
@@ -57,9 +58,11 @@ SYNONYMS = {
     "variance": "var_samp",
     "approx_distinct": "approx_count_distinct",
     "list": "collect_list",
+    "set": "collect_set",
 }
 # first and last need the event time of a row to be comparable between executors.
 NEED_TIME = ("first", "last")
+EXTREMES = ("min", "max", *NEED_TIME)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,10 +95,13 @@ class Aggregate:
         if not self.name:
             object.__setattr__(self, "name", f"{kind}({self.column})" if self.column else kind)
 
-    @property
-    def fixed_cell(self) -> bool:
-        """Is the state of this aggregate of a fixed width?  Otherwise it is a chain of rows."""
-        return KINDS[self.kind].fixed_cell
+    def kept_as(self, kinds: Mapping[str, str]) -> str:
+        """What the state of this aggregate is, over columns of these types: cell, text, set or
+        list.  A text is the one value that won, of any length."""
+        kind = "" if self.column is None else kinds[self.column]
+        if self.kind in EXTREMES and (types.width_of(kind) is None or kind.startswith("binary")):
+            return "text"
+        return KINDS[self.kind].kept_as
 
     def result_type(self, kinds: Mapping[str, str]) -> str:
         """The type of the result over columns of these types.  Raises ConfigError if the column is
@@ -108,16 +114,10 @@ class Aggregate:
                 f"aggregate {self.name}: there is no column {self.column}",
                 hint="the schema has " + ", ".join(kinds),
             )
-        takes = KINDS[self.kind].takes
-        if (takes == "numbers" and not types.is_number(kind)) or (
-            takes == "fixed" and (types.width_of(kind) is None or kind.startswith("binary"))
-        ):
-            wanted = "a number"
-            if takes == "fixed":
-                wanted = "a number, decimal, date, timestamp or boolean"
+        if KINDS[self.kind].takes == "numbers" and not types.is_number(kind):
             raise ConfigError(
                 f"aggregate {self.name}: column {self.column} is of type {kind}",
-                hint=f"{self.kind} takes {wanted}",
+                hint=f"{self.kind} takes a number",
             )
         return _result(self.kind, kind)
 
@@ -145,9 +145,9 @@ class Aggregate:
 def _result(kind: str, column: str) -> str:
     if kind in ("count", "approx_count_distinct"):
         return "int64"
-    if kind in ("min", "max", "first", "last"):
+    if kind in EXTREMES:
         return column
-    if kind == "collect_list":
+    if kind in ("collect_list", "collect_set"):
         return f"list<{column}>"
     if types.is_decimal(column) and kind in ("sum", "avg"):
         precision, scale = types.decimal_of(column)

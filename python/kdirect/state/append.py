@@ -1,11 +1,13 @@
-"""State that grows by rows: joins, lists and sessions, behind the interface of the backend.
+"""State in chains: joins, lists, sessions, sets and extremes of strings, behind the interface of
+the backend.
 
 Owns: which rows go to which bucket and which leader, and what becomes of the groups of an ended
 window: pairs for a join, lists and aggregates else.  Chains and tuples are chains.pyx and
 tuples.pyx; rows.pyx says how a row is kept.  The delta of append state is the rows themselves, or
 the intervals.
 
-A session that aggregates without lists keeps intervals in place of rows (sessions.pyx).
+A plan that aggregates without lists keeps intervals with states in place of rows (sessions.pyx,
+texts.pyx): what a group needs does not grow with its rows then.
 
 Invariants: a row is kept with the columns that the result needs, and nothing else; a row with a
 null in its key, which equals nothing, is kept only if an outer join gives it back; a row of several
@@ -23,7 +25,8 @@ import numpy as np
 import pyarrow as pa
 
 from kdirect.errors import DeltaError, StateError, StateLimitError
-from kdirect.state.accumulators import Results, StateLayout, cell_of, layout_of
+from kdirect.state.accumulators import cell_of, layout_of
+from kdirect.state.aggregates import Aggregate
 from kdirect.state.arena import PageMemory, StateMemory
 from kdirect.state.chains import ChainTable
 from kdirect.state.keys import KeyShape, gather
@@ -32,11 +35,12 @@ from kdirect.state.rows import RowBlock, RowShape
 from kdirect.state.schema import arrow_type
 from kdirect.state.sessions import Cells, IntervalTable
 from kdirect.state.tuples import LONGEST_ROW_BYTES, ChainShape, TuplePages, parse_page
-from kdirect.state.windows import TIME_MAX, TIME_MIN, Session, Sliding
+from kdirect.state.windows import TIME_MAX, TIME_MIN, NoWindow, Session, Sliding, Tumbling
 
 MOST_OPEN_WINDOWS = 60_000
 SNAPSHOT_COLUMN = "rows"
 BLOCK_ROWS = 1 << 16
+BLOCK_SETS = 1 << 12  # groups of one block of results where each has a set of any size
 
 
 class AppendDelta(NamedTuple):
@@ -48,21 +52,19 @@ class AppendDelta(NamedTuple):
 
 
 def needs_append(plan: AggregatePlan | JoinPlan) -> bool:
-    """Whether the state of a plan is chains: of rows, or of the intervals of sessions."""
+    """Whether the state of a plan is chains: of rows, or of intervals."""
     if isinstance(plan, JoinPlan) or isinstance(plan.window, Session):
         return True
-    return any(not a.fixed_cell for a in plan.aggregates)
+    return any(a.kept_as(plan.input.types) != "cell" for a in plan.aggregates)
 
 
-def _layout(plan: AggregatePlan, keys: str) -> StateLayout:
+def _cells(plan: AggregatePlan) -> Cells:
     """The states of the aggregates that are not lists."""
     kinds = plan.input.types
-    cells = [
-        cell_of(a, None if a.column is None else kinds[a.column], plan.overflow)
-        for a in plan.aggregates
-        if a.fixed_cell
-    ]
-    return layout_of(cells, 1, keys=keys)
+    kept = [(a, a.kept_as(kinds), kinds.get(str(a.column))) for a in plan.aggregates]
+    cells = [cell_of(a, kind, plan.overflow) for a, how, kind in kept if how == "cell"]
+    layout = layout_of(cells, 1, keys=repr([(f.name, f.type) for f in plan.input.schema]))
+    return Cells(layout, [(a, kind) for a, how, kind in kept if how in ("text", "set")])
 
 
 class AppendState:
@@ -100,13 +102,14 @@ class AppendState:
         self.cells: Any = None  # Cells, of a plan that aggregates
         check, timed = 0, False
         if isinstance(plan, AggregatePlan):
-            layout = _layout(plan, repr([(f.name, f.type) for f in plan.input.schema]))
-            self.cells, check = Cells(layout), layout.check
+            self.cells = _cells(plan)
+            check = self.cells.check
             timed = any(a.kind in ("first", "last") for a in plan.aggregates)
-        # Lists need the rows; everything else of a session is a state of each interval.
-        self.intervals = self.session and not self.joins and self._all_fixed()
+        # Lists need the rows; everything else is a state of each interval.
+        self.intervals = not self.joins and not any(self._is_list(a) for a in plan.aggregates)
         if self.intervals:
-            shapes = [RowShape.of_words(2 + layout.words)]
+            tail = self.cells.texts.count > 0
+            shapes = [RowShape.of_words(2 + self.cells.words, tail)]
         else:
             shapes = [
                 RowShape([(n, arrow_type(given.types[n])) for n in self._kept(side)])
@@ -122,14 +125,14 @@ class AppendState:
             for leader in range(executors)
             if leader != executor
         }
-        # Intervals of other leaders' keys in this epoch.
-        self.partial: dict[int, IntervalTable] = {}
+        # Intervals of other leaders' keys in this epoch, by leader and bucket.
+        self.partial: dict[tuple[int, int], IntervalTable] = {}
         self.closed_before = TIME_MIN
         self._ending: Iterator[pa.RecordBatch] | None = None  # the trigger that runs
         self._closes = TIME_MIN
 
-    def _all_fixed(self) -> bool:
-        return all(a.fixed_cell for a in self.plan.aggregates)
+    def _is_list(self, aggregate: Aggregate) -> bool:
+        return aggregate.kept_as(self.plan.input.types) == "list"
 
     def _keys(self, side: int) -> tuple[str, ...]:
         return self.plan.keys_of(side) if isinstance(self.plan, JoinPlan) else self.plan.keys
@@ -152,9 +155,18 @@ class AppendState:
         """A batch begins: rows of windows that ended before it are late."""
         self.closed_before = closed_before
 
-    def update(self, columns: Mapping[str, pa.Array], times: np.ndarray, side: int = 0) -> int:
-        """Keep the rows of a block; how many of them were late.  `times` are their event times."""
+    def update(
+        self,
+        columns: Mapping[str, pa.Array],
+        times: np.ndarray | None,
+        side: int = 0,
+        rows: int | None = None,
+    ) -> int:
+        """Keep the rows of a block; how many of them were late.  `times` are their event times,
+        and without a window may be None; then `rows` is how many there are."""
         self._settled()
+        if times is None:
+            times = np.zeros(rows or 0, np.int64)
         n = len(times)
         names = self._keys(side)
         arrays = [_array(columns[name]) for name in names]
@@ -163,21 +175,19 @@ class AppendState:
             alone = np.zeros(n, np.int8) if nulls is None else nulls.astype(np.int8) << side
             arrays.append(pa.array(alone))
         block = self.keys.encode(arrays, n)
-        rows = np.arange(n, dtype=np.uint32)
+        chosen = np.arange(n, dtype=np.uint32)
         late = times < self.window.late_below(self.closed_before)
         keep = ~late
         if nulls is not None and not self.plan.gives_back(side):
             keep &= ~nulls
         leaders = self.owners[(block.hashes() >> np.uint64(56)).astype(np.int64)]
-        rows = rows[keep & (leaders >= 0)]
-        rows, buckets = self._buckets(rows, times)
+        chosen, buckets = self._buckets(chosen[keep & (leaders >= 0)], times)
         if self.intervals:
-            self._unite(columns, block, rows, leaders, times)
+            self._unite(columns, block, chosen, buckets, leaders, times)
             return int(late.sum())
         kept = [_array(columns[name]) for name in self._kept(side)]
-        for leader in np.unique(leaders[rows]):
-            mine = leaders[rows] == leader
-            self._put(int(leader), side, block, kept, rows[mine], buckets[mine], times, nulls)
+        for leader, mine in _parts(leaders[chosen]):
+            self._put(leader, side, block, kept, chosen[mine], buckets[mine], times, nulls)
         return int(late.sum())
 
     def _unite(
@@ -185,27 +195,31 @@ class AppendState:
         columns: Mapping[str, pa.Array],
         keys: Any,
         rows: np.ndarray,
+        buckets: np.ndarray,
         leaders: np.ndarray,
         times: np.ndarray,
     ) -> None:
-        """Bring rows into the intervals of their sessions."""
+        """Bring rows into the intervals of their sessions or windows."""
+        if not len(rows):
+            return
         self.cells.point({n: _array(columns[n]) for n in self._kept(0)}, self.plan.overflow)
         times = np.ascontiguousarray(times, np.int64)
-        for leader in np.unique(leaders[rows]):
-            if leader == self.executor:
-                table = self._table(0)
-            else:
-                table = self.partial.get(int(leader))
-                if table is None:
-                    table = self.partial[int(leader)] = self._new(0)
-            mine = np.ascontiguousarray(rows[leaders[rows] == leader])
-            table.update(keys, mine, times, self.executor)
+        for leader, mine in _parts(leaders[rows]):
+            theirs, places = rows[mine], buckets[mine]
+            for bucket, part in _parts(places):
+                if leader == self.executor:
+                    table = self._table(bucket)
+                else:
+                    table = self.partial.get((leader, bucket))
+                    if table is None:
+                        table = self.partial[leader, bucket] = self._new(bucket)
+                table.update(keys, np.ascontiguousarray(theirs[part]), times, self.executor)
 
     def _buckets(self, rows: np.ndarray, times: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The buckets of rows; a row that falls into several open windows is there once for each.
         A bucket is a whole window here, also for sliding ones."""
         window = self.window
-        if self.session:
+        if not isinstance(window, Tumbling | Sliding):
             return rows, np.zeros(len(rows), np.int64)
         last = (times[rows] - window.origin_us) // window.slide_us
         if not isinstance(window, Sliding):
@@ -232,7 +246,7 @@ class AppendState:
         nulls: np.ndarray | None,
     ) -> None:
         if leader == self.executor:
-            parts = [(b, buckets == b) for b in np.unique(buckets)]
+            parts = _parts(buckets)
         else:
             parts = [(0, slice(None))]
         for bucket, part in parts:
@@ -246,7 +260,7 @@ class AppendState:
             time = np.ascontiguousarray(times[mine]) if self.shape.timed else None
             null = None if nulls is None else nulls[mine]
             if leader == self.executor:
-                self._table(int(bucket)).append(keys, mine, words, side, time, null)
+                self._table(bucket).append(keys, mine, words, side, time, null)
             else:
                 to = np.ascontiguousarray(buckets[part])
                 self.fragments[leader].add(keys, mine, words, side, to, time, null)
@@ -264,7 +278,8 @@ class AppendState:
 
     def _new(self, bucket: int) -> ChainTable:
         if self.intervals:
-            return IntervalTable(self.memory, self.shape, bucket, self.cells)
+            changes = isinstance(self.window, NoWindow)
+            return IntervalTable(self.memory, self.shape, bucket, self.cells, changes)
         return ChainTable(self.memory, self.shape, bucket)
 
     # -- deltas ------------------------------------------------------------------------------------
@@ -272,8 +287,8 @@ class AppendState:
     def flush(self, leader: int) -> AppendDelta:
         """End the epoch of a fragment.  The pages are the caller's until `release`."""
         fragment = self.fragments[leader]
-        table = self.partial.get(leader)
-        if table is not None:
+        for place in [place for place in self.partial if place[0] == leader]:
+            table = self.partial.pop(place)
             table.write(fragment, table.table.scan())
             table.drop()
         rows = fragment.rows
@@ -293,11 +308,12 @@ class AppendState:
         return parsed.count
 
     def _add(self, parsed: Any, lane: int | None) -> None:
-        if self.intervals:
-            self._table(0).add_intervals(parsed, lane)
-            return
         for bucket, rows in parsed.buckets_of():
-            self._table(bucket).add_parsed(parsed, rows)
+            table = self._table(bucket)
+            if isinstance(table, IntervalTable):
+                table.add_intervals(parsed, rows, lane)
+            else:
+                table.add_parsed(parsed, rows)
 
     def _check(self, parsed: Any, sender: Any) -> None:
         if not parsed.count:
@@ -311,6 +327,8 @@ class AppendState:
             bad |= ends | (parsed.times < 0)
             bad |= self._latest(parsed) > TIME_MAX - self.window.gap_us
             bad |= self._latest(parsed) < parsed.times
+        elif isinstance(self.window, NoWindow):
+            bad = parsed.buckets != 0
         else:
             window = self.window
             most = (TIME_MAX - window.size_us - window.origin_us) // window.slide_us
@@ -320,6 +338,8 @@ class AppendState:
             )
         if bad.any():
             raise _misplaced(sender, "a row in it is of a window that is not open")
+        if self.intervals and not self.cells.whole(parsed):
+            raise _misplaced(sender, "a value in it leads outside of its state")
 
     def _latest(self, parsed: Any) -> np.ndarray:
         """The last event time of each tuple."""
@@ -352,6 +372,10 @@ class AppendState:
                     table.drop()
             return
         window = self.window
+        if isinstance(window, NoWindow):
+            for table in self.tables.values():
+                yield from self._result(table, closes, None)
+            return
         first_open = window.closed_windows(closes)
         for bucket in sorted(b for b in self.tables if b < first_open):
             yield from self._result(self.tables[bucket], TIME_MAX, window.bounds(bucket))
@@ -369,30 +393,32 @@ class AppendState:
                     + [sides[side][name] for side, name, _ in self.plan.columns]
                 )
             return
-        for entries, lengths, rows, start, end in table.groups(closes, BLOCK_ROWS):
+        sets = any(a.kept_as(self.plan.input.types) == "set" for a in self.plan.aggregates)
+        groups = table.groups(closes, BLOCK_SETS if sets else BLOCK_ROWS)
+        for entries, lengths, rows, start, end in groups:
             at = entries + np.uint64(8 * table.table.state_words)
             columns = self.keys.decode(self.memory.address, at) if self.plan.keys else []
-            yield self._batch(
-                columns + _bounds(bounds, start, end) + self._aggregates(lengths, rows)
-            )
+            if not isinstance(self.window, NoWindow):
+                columns += _bounds(bounds, start, end)
+            yield self._batch(columns + self._aggregates(table, lengths, rows))
 
-    def _aggregates(self, lengths: np.ndarray, rows: np.ndarray) -> list[pa.Array]:
+    def _aggregates(
+        self, table: ChainTable, lengths: np.ndarray, rows: np.ndarray
+    ) -> list[pa.Array]:
         """The aggregates of groups, of which the first has the first lengths[0] rows, and so on."""
         plan, times = self.plan, None
         kept: dict[str, pa.Array] = {}
-        if self.intervals:
-            states, positions = self.cells.fold(lengths, rows)
+        if isinstance(table, IntervalTable):
+            found = table.folded(lengths, rows, plan.overflow)
         else:
             shape = self.shape.rows[0]
             kept = dict(zip(shape.names, shape.decode(rows)))
             if self.shape.timed:
                 times = gather(0, rows - np.uint64(8), 0).view(np.int64)
             self.cells.point(kept, plan.overflow)
-            states, positions = self.cells.reduce(lengths, times)
-        results = Results(self.cells.layout, states.ctypes.data, positions, plan.overflow)
-        cells = iter(results.columns())
+            found = self.cells.reduce(lengths, times, plan.overflow)
         return [
-            next(cells) if a.fixed_cell else _lists(kept[str(a.column)], lengths)
+            _lists(kept[str(a.column)], lengths) if self._is_list(a) else found[a.name]
             for a in plan.aggregates
         ]
 
@@ -426,6 +452,8 @@ class AppendState:
                 raise _misplaced(f"snapshot of partition {vpart}", "a key of another one is in it")
             if page.count and self.intervals and (self._latest(page) < page.times).any():
                 raise _misplaced(f"snapshot of partition {vpart}", "an interval ends early")
+            if self.intervals and not self.cells.whole(page):
+                raise _misplaced(f"snapshot of partition {vpart}", "a value leaves its state")
         for page in parsed:
             self._add(page, None)
 
@@ -437,6 +465,7 @@ class AppendState:
         for table in self.partial.values():
             table.drop()
         self.tables.clear()
+        self.partial.clear()
         for fragment in self.fragments.values():
             self.release(fragment.take())
 
@@ -472,6 +501,17 @@ class _Kept:
 
     def __next__(self) -> pa.RecordBatch:
         return next(self.blocks)
+
+
+def _parts(values: np.ndarray) -> Iterator[tuple[int, Any]]:
+    """(value, which rows have it) of each of the values; mostly all rows have the same one."""
+    if not len(values):
+        return
+    if (values == values[0]).all():
+        yield int(values[0]), slice(None)
+        return
+    for value in np.unique(values):
+        yield int(value), values == value
 
 
 def _array(given: Any) -> pa.Array:

@@ -85,8 +85,10 @@ class Backend:
                  owners: Sequence[int], memory: StateMemory, pages: PageMemory,
                  mode: str = "slash", adaptive_ratio: float = 5.0,
                  expected_rows: int = 1 << 18) -> None:  # fmt: skip
-        if isinstance(plan.window, Session) or not all(a.fixed_cell for a in plan.aggregates):
-            raise ConfigError("sessions and collected lists are kept as chains, not in cells")
+        if isinstance(plan.window, Session) or any(
+            a.kept_as(plan.input.types) != "cell" for a in plan.aggregates
+        ):
+            raise ConfigError("sessions, lists, sets and strings are kept in chains, not in cells")
         if mode not in ("slash", "uppar"):
             raise ConfigError(f"mode {mode!r} is not known", hint="use slash or uppar")
         kinds = plan.input.types

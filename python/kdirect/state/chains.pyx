@@ -92,9 +92,8 @@ cdef class ChainTable:
 
     def __init__(self, StateMemory memory, ChainShape shape, int64_t bucket=0):
         session = shape.gap is not None
-        initial = np.zeros(5 if session else 4, np.int64)
-        if session:
-            initial[4] = KD_NO_DEADLINE
+        initial = np.zeros(5 if session or shape.interval else 4, np.int64)
+        initial[4:] = KD_NO_DEADLINE
         self.memory = memory
         self.shape = shape
         self.table = Table(memory, shape.key_words, len(initial), initial.tobytes())

@@ -19,7 +19,8 @@
  *
  * The rows of aggregates by session are intervals: the words of a row are the time of its last
  * event, its lane, and a state; `time` is that of its first event.  The intervals of one lane do
- * not touch each other, those of several lanes may.
+ * not touch each other, those of several lanes may.  Windows of other kinds have one such interval
+ * for each lane, of no time; where there are no windows, `deadline` says whether a key has changed.
  */
 #ifndef KD_CHAINS_RUN_H
 #define KD_CHAINS_RUN_H
@@ -477,8 +478,8 @@ static uint64_t kd_interval_touching(const kd_chains *c, uint64_t **link, uint64
                                      int64_t start, int64_t last) {
     for (uint64_t at = **link; at; at = **link) {
         uint64_t *row = (uint64_t *)(c->base + at);
-        if (row[3] == lane && start <= (int64_t)row[2] + c->gap &&
-            (int64_t)row[1] <= last + c->gap)
+        if (row[3] == lane && (!c->session || (start <= (int64_t)row[2] + c->gap &&
+                                               (int64_t)row[1] <= last + c->gap)))
             return at;
         *link = row;
     }
@@ -496,6 +497,8 @@ static void kd_interval_add(kd_chains *c, uint64_t entry_at, uint64_t at, uint64
     memcpy(row + 4, state, words * 8);
     entry[0] = at;
     entry[1]++;
+    if (!c->session)
+        return;
     if (last + c->gap < (int64_t)entry[4])
         entry[4] = (uint64_t)(last + c->gap);
     kd_deadline_note(&c->deadlines, entry_at, (int64_t)entry[4]);

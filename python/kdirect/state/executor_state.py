@@ -152,7 +152,7 @@ class CellState:
 
 
 class ChainState:
-    """Rows in chains: joins and collected lists."""
+    """Rows and intervals in chains: joins, sessions, lists, sets and extremes of strings."""
 
     def __init__(self, plan: Plan, place: Place, *, fresh: bool) -> None:
         self._plan, self._place = plan, place
@@ -193,8 +193,7 @@ class ChainState:
         )
 
     def update(self, block: Block, side: int) -> int:
-        assert block.time_us is not None
-        return self._state.update(block.columns, block.time_us, side)
+        return self._state.update(block.columns, block.time_us, side, block.rows)
 
     def flush(self, leader: int) -> Delta:
         delta = self._state.flush(leader)

@@ -253,7 +253,7 @@ class AggregatePlan:
             if aggregate.kind in NEED_TIME:
                 _need_time(self.input, f"{what}: {aggregate.kind}")
         if isinstance(self.window, NoWindow) and any(
-            not aggregate.fixed_cell for aggregate in self.aggregates
+            aggregate.kept_as(kinds) == "list" for aggregate in self.aggregates
         ):
             raise ConfigError(
                 f"{what}: collect_list without a window would keep every row for ever",

@@ -70,10 +70,16 @@ cdef class RowShape:
         free(self.c.column)
 
     @staticmethod
-    def of_words(uint32_t words):
-        """Rows of so many words, which mean something to the caller only."""
+    def of_words(uint32_t words, bint tail=False):
+        """Rows of so many words, which mean something to the caller only.  With `tail` the last of
+        them is the length in bytes of what comes after them."""
         cdef RowShape shape = RowShape([])
         shape.c.fixed_bytes = words * 8
+        if tail:
+            shape.c.columns = shape.c.strings = 1
+            shape.c.column[0].kind = KD_ROW_STRING
+            shape.c.column[0].width = 4
+            shape.c.column[0].at = words * 8 - 8
         return shape
 
     @property

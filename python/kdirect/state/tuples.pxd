@@ -21,7 +21,7 @@ cdef class ChainShape:
     cdef readonly tuple rows           # RowShape of each side
     cdef readonly bint timed
     cdef readonly object gap           # of a session, or None
-    cdef readonly bint interval        # rows are intervals of sessions (sessions.pyx)
+    cdef readonly bint interval        # rows are intervals with states (sessions.pyx)
     cdef readonly uint32_t check       # a CRC of what decides how tuples are read
     cdef const kd_row_shape* c_rows[2]
 

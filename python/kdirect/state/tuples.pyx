@@ -43,7 +43,7 @@ LONGEST_ROW_BYTES = 32_000     # with the longest key it still fits into a page 
 cdef class ChainShape:
     """What is kept: keys of `key_words` words (0: of variable length), rows of one or two sides,
     with their event time if `timed`, and the gap of a session in microseconds, or None.  With
-    `interval` rows are intervals of sessions.  `check` is a CRC of what else both sides of a delta
+    `interval` rows are intervals with the states of groups (sessions.pyx).  `check` is a CRC of what else both sides of a delta
     must agree on."""
 
     def __init__(self, uint32_t key_words, rows, bint timed=False, gap=None, bint interval=False,
@@ -52,7 +52,7 @@ cdef class ChainShape:
         cdef uint32_t i
         self.key_words = key_words
         self.rows = tuple(rows)
-        self.timed = timed or gap is not None
+        self.timed = timed or gap is not None or interval
         self.gap = gap
         self.interval = interval
         for i, side in enumerate(self.rows):
