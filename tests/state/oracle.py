@@ -272,8 +272,7 @@ class Oracle:
             )
             self.db.execute(
                 f"create table in{i} as select kept{i}.*, s, e from kept{i} join session "
-                f"on t >= s and t < e{same}"
-                + (f" and _alone in (-1, {i})" if self.joins else "")
+                f"on t >= s and t < e{same}" + (f" and _alone in (-1, {i})" if self.joins else "")
             )
 
     # -- results -----------------------------------------------------------------------------------

@@ -96,7 +96,7 @@ def test_a_full_join_has_the_names_of_spark(given: str) -> None:
 
 
 def test_sessions_of_rows_that_match_nothing_do_not_reach_over_both_sides() -> None:
-    """Rows with a null key of both sides lie within one gap, and are still sessions of their own."""
+    """Rows with a null key of both sides lie within one gap, and are sessions of their own."""
     p = plan(Session(gap_us=10), "full")
     cluster = Cluster(p, 2)
     left = [{"k": None, "t": t, "a": "l"} for t in (0, 20)]

@@ -66,7 +66,9 @@ def test_sessions_equal_the_reference(
     st.integers(0, 1 << 30),
     st.lists(st.sampled_from([0, 0, 1, 3]), max_size=4),
 )
-def test_lists_sets_and_strings_equal_the_reference(case: Case, executors: int, seed: int, move: list[int]) -> None:
+def test_lists_sets_and_strings_equal_the_reference(
+    case: Case, executors: int, seed: int, move: list[int]
+) -> None:
     check(case, executors, seed, move)
 
 

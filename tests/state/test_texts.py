@@ -39,6 +39,12 @@ def rows_of(values: list[tuple[int, int, Any]]) -> list[dict]:
     return [{"k": k, "at": at, "v": v, "f": float(at % 4)} for k, at, v in values]
 
 
+def edge(rows: list[tuple[int, str | None]], time: int) -> str | None:
+    """The value of the rows of one time: a null, or the least."""
+    held = [v for at, v in rows if at == time]
+    return None if None in held else min(held, key=str.encode)
+
+
 LETTERS = st.text(st.sampled_from("ab\0é\U0001f600\ufffd"), max_size=12)
 RECORDS = st.lists(
     st.tuples(st.integers(0, 2), st.integers(0, 30), st.one_of(LETTERS, st.none())),
@@ -79,15 +85,10 @@ def test_any_order_and_grouping_of_deltas_gives_the_same(
     for key, row in found.items():
         mine = [(at, v) for k, at, v in values if k == key]
         there = [v for _, v in mine if v is not None]
-
-        def edge(time: int) -> str | None:
-            held = [v for at, v in mine if at == time]
-            return None if None in held else min(held, key=str.encode)
-
         assert row["min(v)"] == min(there, key=str.encode, default=None)
         assert row["max(v)"] == max(there, key=str.encode, default=None)
-        assert row["first(v)"] == edge(min(at for at, _ in mine))
-        assert row["last(v)"] == edge(max(at for at, _ in mine))
+        assert row["first(v)"] == edge(mine, min(at for at, _ in mine))
+        assert row["last(v)"] == edge(mine, max(at for at, _ in mine))
         assert sorted(row["collect_set(v)"]) == sorted(set(there))
         assert sorted(row["collect_set(f)"]) == sorted({float(at % 4) for at, _ in mine})
         assert twice or row["sum(f)"] == sum(float(at % 4) for at, _ in mine)

@@ -64,7 +64,7 @@ def _cells(plan: AggregatePlan) -> Cells:
     kept = [(a, a.kept_as(kinds), kinds.get(str(a.column))) for a in plan.aggregates]
     cells = [cell_of(a, kind, plan.overflow) for a, how, kind in kept if how == "cell"]
     layout = layout_of(cells, 1, keys=repr([(f.name, f.type) for f in plan.input.schema]))
-    return Cells(layout, [(a, kind) for a, how, kind in kept if how in ("text", "set")])
+    return Cells(layout, [(a, str(kind)) for a, how, kind in kept if how in ("text", "set")])
 
 
 class AppendState:
@@ -97,16 +97,17 @@ class AppendState:
         key_fields = [(name, arrow_type(first[name])) for name in names]
         # Both sides of a full join keep rows with a null in the key.  Such a row matches nothing,
         # so those of one side are no group with those of the other.
-        self.split_nulls = self.joins and plan.gives_back(0) and plan.gives_back(1)
+        self.split_nulls = isinstance(plan, JoinPlan) and all(map(plan.gives_back, (0, 1)))
         self.keys = KeyShape(key_fields + [("", pa.int8())] * self.split_nulls)
         self.cells: Any = None  # Cells, of a plan that aggregates
+        # Lists need the rows; everything else is a state of each interval.
+        self.intervals = False
         check, timed = 0, False
         if isinstance(plan, AggregatePlan):
             self.cells = _cells(plan)
             check = self.cells.check
             timed = any(a.kind in ("first", "last") for a in plan.aggregates)
-        # Lists need the rows; everything else is a state of each interval.
-        self.intervals = not self.joins and not any(self._is_list(a) for a in plan.aggregates)
+            self.intervals = not any(self._is_list(a) for a in plan.aggregates)
         if self.intervals:
             tail = self.cells.texts.count > 0
             shapes = [RowShape.of_words(2 + self.cells.words, tail)]
@@ -126,7 +127,7 @@ class AppendState:
             if leader != executor
         }
         # Intervals of other leaders' keys in this epoch, by leader and bucket.
-        self.partial: dict[tuple[int, int], IntervalTable] = {}
+        self.partial: dict[tuple[int, int], ChainTable] = {}
         self.closed_before = TIME_MIN
         self._ending: Iterator[pa.RecordBatch] | None = None  # the trigger that runs
         self._closes = TIME_MIN
@@ -207,13 +208,16 @@ class AppendState:
         for leader, mine in _parts(leaders[rows]):
             theirs, places = rows[mine], buckets[mine]
             for bucket, part in _parts(places):
-                if leader == self.executor:
-                    table = self._table(bucket)
-                else:
-                    table = self.partial.get((leader, bucket))
-                    if table is None:
-                        table = self.partial[leader, bucket] = self._new(bucket)
-                table.update(keys, np.ascontiguousarray(theirs[part]), times, self.executor)
+                chosen = np.ascontiguousarray(theirs[part])
+                self._interval_table(leader, bucket).update(keys, chosen, times, self.executor)
+
+    def _interval_table(self, leader: int, bucket: int) -> Any:
+        """Where the intervals of a leader's keys are, its own or those of this epoch."""
+        if leader == self.executor:
+            return self._table(bucket)
+        if (leader, bucket) not in self.partial:
+            self.partial[leader, bucket] = self._new(bucket)
+        return self.partial[leader, bucket]
 
     def _buckets(self, rows: np.ndarray, times: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The buckets of rows; a row that falls into several open windows is there once for each.
@@ -246,7 +250,7 @@ class AppendState:
         nulls: np.ndarray | None,
     ) -> None:
         if leader == self.executor:
-            parts = _parts(buckets)
+            parts = list(_parts(buckets))
         else:
             parts = [(0, slice(None))]
         for bucket, part in parts:

@@ -38,6 +38,7 @@ from kdirect.state.table_kernel cimport kd_keys, kd_variable_words
 from kdirect.state.texts cimport (
     TextCells,
     TextStore,
+    kd_text,
     kd_text_check,
     kd_text_cursor,
     kd_text_fits,
@@ -453,48 +454,44 @@ cdef class IntervalTable(ChainTable):
             self._write(writer, positions[begin:begin + WRITTEN_KEYS])
 
     def _write(self, TuplePages writer, const uint64_t[::1] positions):
-        cdef uint64_t count = positions.shape[0], i, at, k, n = 0, bytes_ = 0, used, key_used = 0
-        cdef uint64_t state_words = self.table.c.state_words
+        cdef uint64_t n, key_words = 0
         cdef uint64_t most = min(<uint64_t>MOST_TAIL_BYTES, <uint64_t>writer.memory.room // 4)
-        cdef const uint64_t* entry
-        cdef kd_text_cursor cursor
-        cdef TextCells texts = self.cells.texts
         cdef uint64_t[::1] keys_view, items, words, to
-        cdef uint32_t[::1] offset_view, numbers
-        cdef int64_t[::1] time_view, bucket_view
-        cdef uint8_t[::1] flag_view
+        cdef uint32_t[::1] offsets, rows
+        cdef int64_t[::1] times, buckets
+        cdef uint8_t[::1] flags
         cdef kd_keys keys
-        cdef uint64_t* out
-        cdef const uint64_t* row
-        # First how many tuples there are, and how many words of keys.
-        for i in range(count):
-            entry = <const uint64_t*>(self.c.base + positions[i])
-            k = self.c_key_words(entry)
-            at = entry[0]
-            while at:
-                cursor.cell, cursor.slot = 0, 0
-                row = <const uint64_t*>(self.c.base + at)
-                while True:
-                    n += 1
-                    key_used += k
-                    if texts.count:
-                        kd_text_tail(texts.cells, texts.count, row + 4, self.c.base, most, &cursor,
-                                     NULL, NULL)
-                    if cursor.cell == texts.count:
-                        break
-                at = row[0]
+        n = self.c_tuples(positions, most, NULL, NULL, NULL, NULL, NULL, &key_words)
         if not n:
             return
-        key_words, tuple_items = np.empty(key_used, np.uint64), np.empty(n, np.uint64)
-        key_at, tuple_words = np.empty(n, np.uint32), np.empty(n, np.uint64)
+        keys_view, items = np.empty(key_words, np.uint64), np.empty(n, np.uint64)
+        words, to = np.empty(n, np.uint64), np.empty(n, np.uint64)
+        offsets, rows = np.empty(n, np.uint32), np.arange(n, dtype=np.uint32)
         times, buckets = np.empty(n, np.int64), np.full(n, self.bucket, np.int64)
-        addresses, flags = np.empty(n, np.uint64), np.zeros(n, np.uint8)
-        order = np.arange(n, dtype=np.uint32)
-        keys_view, items, offset_view, words = key_words, tuple_items, key_at, tuple_words
-        time_view, bucket_view, to, flag_view = times, buckets, addresses, flags
-        numbers = order
-        n = key_used = 0
-        for i in range(count):
+        flags = np.zeros(n, np.uint8)
+        with nogil:
+            self.c_tuples(positions, most, &keys_view[0], &offsets[0], &items[0], &times[0],
+                          &words[0], &key_words)
+        memset(&keys, 0, sizeof(kd_keys))
+        keys.words, keys.offsets = &keys_view[0], &offsets[0]
+        writer.c_add(&keys, &rows[0], &buckets[0], &times[0], &flags[0], &words[0], n,
+                     <uint8_t**>&to[0])
+        with nogil:
+            self.c_fill(&items[0], &words[0], &to[0], n, most)
+
+    cdef uint64_t c_tuples(self, const uint64_t[::1] positions, uint64_t most, uint64_t* keys,
+                           uint32_t* offsets, uint64_t* items, int64_t* times, uint64_t* words,
+                           uint64_t* key_words) noexcept nogil:
+        """The tuples of the intervals of entries: how many there are, and how many words of keys
+        they have.  If `keys` is not NULL, of each the words of its key, where they begin, its
+        interval, its time and its words."""
+        cdef uint64_t i, at, k, n = 0, key_used = 0, used
+        cdef const uint64_t* entry
+        cdef const uint64_t* row
+        cdef kd_text_cursor cursor
+        cdef const kd_text* texts = self.cells.texts.cells
+        cdef uint32_t count = self.cells.texts.count
+        for i in range(<uint64_t>positions.shape[0]):
             entry = <const uint64_t*>(self.c.base + positions[i])
             k = self.c_key_words(entry)
             at = entry[0]
@@ -503,42 +500,46 @@ cdef class IntervalTable(ChainTable):
                 row = <const uint64_t*>(self.c.base + at)
                 while True:
                     used = 0
-                    if texts.count:
-                        used = kd_text_tail(texts.cells, texts.count, row + 4, self.c.base, most,
+                    if count:
+                        used = kd_text_tail(texts, count, row + 4, self.c.base, most,
                                             &cursor, NULL, NULL)
-                    memcpy(&keys_view[key_used], entry + state_words, k * 8)
-                    offset_view[n] = <uint32_t>key_used
-                    items[n], time_view[n] = at, <int64_t>row[1]
-                    words[n] = 2 + self.words + (used + 7) // 8
+                    if keys != NULL:
+                        memcpy(keys + key_used, entry + self.table.c.state_words, k * 8)
+                        offsets[n] = <uint32_t>key_used
+                        items[n], times[n] = at, <int64_t>row[1]
+                        words[n] = 2 + self.words + (used + 7) // 8
                     key_used += k
                     n += 1
-                    if cursor.cell == texts.count:
+                    if cursor.cell == count:
                         break
                 at = row[0]
-        memset(&keys, 0, sizeof(kd_keys))
-        keys.words, keys.offsets = &keys_view[0], &offset_view[0]
-        writer.c_add(&keys, &numbers[0], &bucket_view[0], &time_view[0], &flag_view[0], &words[0],
-                     n, <uint8_t**>&to[0])
-        at = 0
-        with nogil:
-            for i in range(n):
-                out = <uint64_t*>to[i]
-                row = <const uint64_t*>(self.c.base + items[i])
-                out[0], out[1] = row[2], row[3]
-                out[words[i] - 1] = 0  # the last word of a tail may be a part of one
-                # Tuples of an interval after its first have values only.
-                if items[i] != at:
-                    cursor.cell, cursor.slot = 0, 0
-                    memcpy(out + 2, row + 4, self.words * 8)
-                    memcpy(out + 2 + self.cells.layout_words, self.initial + self.cells.layout_words,
-                           (self.words - self.cells.layout_words) * 8)
-                else:
-                    memcpy(out + 2, self.initial, self.words * 8)
-                at = items[i]
-                if texts.count:
-                    out[1 + self.words] = kd_text_tail(
-                        texts.cells, texts.count, row + 4, self.c.base, most, &cursor, out + 2,
-                        <uint8_t*>(out + 2 + self.words))
+        key_words[0] = key_used
+        return n
+
+    cdef void c_fill(self, const uint64_t* items, const uint64_t* words, const uint64_t* to,
+                     uint64_t n, uint64_t most) noexcept nogil:
+        """Writes tuples to where `to` says.  Those of an interval after its first have values only,
+        and else the state of a new key."""
+        cdef uint64_t i, before = 0, fixed = self.cells.layout_words
+        cdef uint64_t* out
+        cdef const uint64_t* row
+        cdef kd_text_cursor cursor
+        cdef const kd_text* texts = self.cells.texts.cells
+        cdef uint32_t count = self.cells.texts.count
+        for i in range(n):
+            out = <uint64_t*>to[i]
+            row = <const uint64_t*>(self.c.base + items[i])
+            out[0], out[1] = row[2], row[3]
+            out[words[i] - 1] = 0  # the last word of a tail may be a part of one
+            memcpy(out + 2, self.initial, self.words * 8)
+            if items[i] != before:
+                cursor.cell, cursor.slot = 0, 0
+                memcpy(out + 2, row + 4, fixed * 8)
+            before = items[i]
+            if count:
+                out[1 + self.words] = kd_text_tail(texts, count, row + 4, self.c.base,
+                                                   most, &cursor, out + 2,
+                                                   <uint8_t*>(out + 2 + self.words))
 
     cdef uint64_t c_key_words(self, const uint64_t* entry) noexcept nogil:
         """Words of the key of an entry."""

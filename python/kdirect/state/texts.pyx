@@ -66,11 +66,6 @@ cdef class TextStore:
         self.own.base, self.own.end = base, self.room
         return 0
 
-    @property
-    def address(self):
-        """Where position 0 lies.  It changes when values are added to memory of this object."""
-        return <uintptr_t>self.c.base
-
 
 cdef class TextCells:
     """The cells of some aggregates.  `texts` are (Aggregate, name of its column's type); the first
@@ -81,7 +76,7 @@ cdef class TextCells:
         self.texts = tuple(texts)
         self.count = len(self.texts)
         if self.count > MOST_TEXTS:
-            raise ConfigError(f"a plan may have at most {MOST_TEXTS} aggregates of strings and sets")
+            raise ConfigError(f"a plan may have at most {MOST_TEXTS} aggregates of strings or sets")
         self.cells = <kd_text*>calloc(max(1, self.count), sizeof(kd_text))
         if self.cells == NULL:
             raise MemoryError

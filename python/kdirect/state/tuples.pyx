@@ -43,8 +43,8 @@ LONGEST_ROW_BYTES = 32_000     # with the longest key it still fits into a page 
 cdef class ChainShape:
     """What is kept: keys of `key_words` words (0: of variable length), rows of one or two sides,
     with their event time if `timed`, and the gap of a session in microseconds, or None.  With
-    `interval` rows are intervals with the states of groups (sessions.pyx).  `check` is a CRC of what else both sides of a delta
-    must agree on."""
+    `interval` rows are intervals with the states of groups (sessions.pyx).  `check` is a CRC of
+    what else both sides of a delta must agree on."""
 
     def __init__(self, uint32_t key_words, rows, bint timed=False, gap=None, bint interval=False,
                  uint32_t check=0):
