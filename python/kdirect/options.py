@@ -619,6 +619,9 @@ ENGINE = Options("Options of the state engine", (
            "How long executors may take for a batch or a snapshot before those that have not "
            "answered are ended and started again; 0: for ever.", low=0),
     Option("start_timeout", "ms", 60_000, "How long executors may take to start.", low=1),
+    Option("broker_timeout", "ms", 120_000,
+           "How long a job waits for brokers that do not answer before it ends with their error.",
+           low=0),
     Option("max_restarts", "int", 10,
            "How often in a row executors that died are started again without a batch between.",
            low=0),

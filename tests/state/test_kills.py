@@ -237,7 +237,8 @@ def test_a_kill_in_joins_and_sessions_of_whole_programs(
     broker: Any, session: Session, seed: int, kind: str, kill: Kill
 ) -> None:
     """More of them: make slash-jobs."""
-    assert run_killed(session, broker.bootstrap_servers, kind, kill, seed)
+    executors = 2 if kill.victim else 1
+    assert run_killed(session, broker.bootstrap_servers, kind, kill, seed, executors=executors)
 
 
 def test_all_processes_killed_after_each_batch(

@@ -24,7 +24,7 @@ import pytest
 
 import kdirect
 from kdirect.client.session import Session
-from kdirect.errors import DataLossError, StateDirectoryError, StateError
+from kdirect.errors import BrokerUnavailableError, DataLossError, StateDirectoryError, StateError
 from kdirect.model import TopicPartition
 from kdirect.state.stream_job import StateJob, run
 from tests.state import jobs
@@ -157,22 +157,43 @@ def test_nothing_grows_over_batches_and_restarts(
 # -- brokers and topics ----------------------------------------------------------------------------
 
 
-def test_a_broker_that_is_killed_and_started_again(
+def test_a_broker_that_dies_within_a_batch(
+    broker_process: Callable[..., BrokerProcess], seed: int, tmp_path: Path
+) -> None:
+    """It is away for longer than a client tries to connect."""
+    broker = broker_process()
+    mark = tmp_path / "killed"
+    launcher = jobs.killing("read", 3, mark, str(broker.pid))
+
+    def start_again() -> None:
+        wait_until(mark.exists, "the broker was killed", LIMIT_S)
+        time.sleep(2)
+        broker.kill()
+        broker.start()
+
+    again = threading.Thread(target=start_again)
+    again.start()
+    source = {"bootstrap.servers": broker.bootstrap_servers, "connect.timeout.ms": 300}
+    with kdirect.connect(broker.bootstrap_servers) as session:
+        jobs.write(session, jobs.events(seed, RECORDS), 2)
+        with run(jobs.plan(), source, until="latest", launcher=launcher, **SMALL) as job:
+            tables = [table for _, table in job]
+        again.join()
+        jobs.assert_same(jobs.rows_of(tables), jobs.expected(session))
+
+
+def test_a_broker_that_stays_away_ends_the_job(
     broker_process: Callable[..., BrokerProcess], seed: int
 ) -> None:
     broker = broker_process()
-    tables = []
+    source = {"bootstrap.servers": broker.bootstrap_servers, "connect.timeout.ms": 300}
     with kdirect.connect(broker.bootstrap_servers) as session:
-        jobs.write(session, jobs.events(seed, RECORDS), 2)
-        with run(jobs.plan(), broker.bootstrap_servers, until="latest", **SMALL) as job:
-            for number, table in job:
-                tables.append(table)
-                if number == 0:
-                    broker.kill()
-                    again = threading.Timer(1.0, broker.start)
-                    again.start()
-            again.join()
-        jobs.assert_same(jobs.rows_of(tables), jobs.expected(session))
+        jobs.write(session, jobs.events(seed, 1000), 1)
+    with run(jobs.plan(), source, executors=1, broker_timeout=500) as job:
+        next(job)
+        broker.kill()
+        with pytest.raises(BrokerUnavailableError, match="no broker answers"):
+            next(job)
 
 
 def test_a_leader_that_dies_within_a_batch(tmp_path: Path, seed: int) -> None:

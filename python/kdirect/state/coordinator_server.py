@@ -22,7 +22,13 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from kdirect import metrics
-from kdirect.errors import FormatError, StateError, StateProtocolError, TimedOutError
+from kdirect.errors import (
+    FormatError,
+    KdirectError,
+    StateError,
+    StateProtocolError,
+    TimedOutError,
+)
 from kdirect.state import coordinator, job, messages, snapshots
 from kdirect.state.batches import BatchRecord, Commit, Partition, Range
 from kdirect.state.control import ControlConnection, ControlListener
@@ -33,6 +39,7 @@ from kdirect.state.launcher import ExecutorProcess, Launcher
 log = logging.getLogger("kdirect.state")
 
 PAUSE_S = 0.05  # between two looks at topics that had nothing new
+BROKER_PAUSE_S = 0.5  # between two questions to brokers that do not answer
 TURN_S = 0.2  # the longest sleep: then it is looked whether processes have ended
 STOP_TIMEOUT_S = 10.0
 ANSWERING = (  # phases in which executors owe an answer
@@ -66,6 +73,7 @@ class CoordinatorServer:
         ends: Callable[[], Mapping[Partition, Range]],
         start_timeout_s: float,
         stall_timeout_s: float = 0.0,
+        broker_timeout_s: float = 0.0,
         trigger_interval_s: float = 0.0,
         clock: Clock = time.time,
     ) -> None:
@@ -81,6 +89,8 @@ class CoordinatorServer:
         self._ends = ends
         self._start_timeout_s = start_timeout_s
         self._stall_timeout_s = stall_timeout_s
+        self._broker_timeout_s = broker_timeout_s
+        self._no_broker_since: float | None = None
         self._progress: object = None
         self._progress_at = time.monotonic()
         self._trigger_interval_s = trigger_interval_s
@@ -224,12 +234,28 @@ class CoordinatorServer:
             selector.select(timeout)
         if self._ask_at is not None and time.monotonic() >= self._ask_at:
             self._ask_at = None
-            self._event(job.Ends(self._ends(), self._now_us()))
+            self._find_ends()
         self._strangers += self._listener.poll()
         for stranger in list(self._strangers):
             self._meet(stranger)
         for executor, connection in list(self._connections.items()):
             self._hear(executor, connection)
+
+    def _find_ends(self) -> None:
+        """Ask the brokers, and again while none answers: one may be starting again."""
+        try:
+            ends = self._ends()
+        except KdirectError as e:
+            now = time.monotonic()
+            if self._no_broker_since is None:
+                self._no_broker_since = now
+                log.warning("the ends of the topics cannot be found: %s", e)
+            if not e.retriable or now - self._no_broker_since >= self._broker_timeout_s:
+                raise
+            self._ask_at = now + BROKER_PAUSE_S
+            return
+        self._no_broker_since = None
+        self._event(job.Ends(ends, self._now_us()))
 
     def _watch(self) -> None:
         """See to it that every executor has a process."""
@@ -257,6 +283,8 @@ class CoordinatorServer:
             self._gathering_since = time.monotonic()
         elif time.monotonic() - self._gathering_since > self._start_timeout_s:
             missing = sorted(set(range(self._settings.executors)) - self._job.hellos.keys())
+            if not missing:
+                return  # what is missing are the ends of the topics
             raise TimedOutError(
                 f"executors {missing} did not come within {self._start_timeout_s:.0f} s"
                 + (f"; before: {self._why}" if self._why else ""),

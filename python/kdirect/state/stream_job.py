@@ -156,6 +156,7 @@ class StateJob:
             ends=self._ends,
             start_timeout_s=options["start_timeout"] / 1000,
             stall_timeout_s=options["stall_timeout"] / 1000,
+            broker_timeout_s=options["broker_timeout"] / 1000,
             trigger_interval_s=options["trigger_interval"] / 1000,
         )
 
