@@ -8,70 +8,38 @@ alternates with its limit in short rounds of one run, and is a median of the rou
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import resource
 import statistics
-import subprocess
-import sys
 import time
 from typing import Any
 
-Figure = dict[str, Any]
+from sides import Figure, Peer, figure, serve, spread
 
+SLOTS = 8
 SLOT_BYTES = 64 << 10
 FOOTER_BYTES = 32
 LOG_BYTES = 32 << 20  # what is sent from: far more than a cache holds of it
 BUFFERS = 512  # of a round: 32 MiB
 LATENCY_BYTES = 64
 ROUND_TRIPS = 5000
+VERBS_SLOTS = (8, 64)
+PERFTEST_DEPTH = 128  # WRITEs that ib_write_bw has under way by default
 CREDIT_GROUP = 4
-
-
-class Other:
-    """The other process; `call(name, ...)` runs one of `Served`'s methods there."""
-
-    def __init__(self) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, __file__, "other"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-
-    def start(self, *call: Any) -> None:
-        assert self.process.stdin is not None
-        print(json.dumps(call), file=self.process.stdin, flush=True)
-
-    def finish(self) -> Any:
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        if not line:
-            raise RuntimeError("the other process ended")
-        return json.loads(line)
-
-    def call(self, *call: Any) -> Any:
-        self.start(*call)
-        return self.finish()
-
-    def close(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        for pipe in (self.process.stdin, self.process.stdout):
-            with contextlib.suppress(BrokenPipeError):
-                pipe.close()  # type: ignore[union-attr]
 
 
 class Served:
     """One end of a channel each way, and plain shared memory; in both processes."""
 
-    def __init__(self, provider: str, core: int) -> None:
+    def open(self, provider: str, core: int, slots: int) -> None:
         from kdirect.rdma import open_device
         from kdirect.rdma.channel import ChannelSet
         from kdirect.rdma.contract import Memory
 
         spread(core)
-        self.channels = ChannelSet(open_device(provider), most=2, slot_bytes=SLOT_BYTES)
+        self.channels = ChannelSet(
+            open_device(provider), most=2, slots=slots, slot_bytes=SLOT_BYTES
+        )
         self.sender = self.channels.sender("the other process")
         self.receiver = self.channels.receiver("the other process")
         self.log = self.channels.register(Memory.anonymous(LOG_BYTES))
@@ -117,13 +85,14 @@ class Served:
         self.channels.wait(0)  # returns the credits that are due
 
     def send_asleep(self, count: int, begin: int) -> None:
-        """Send from the log, asleep whenever there is no credit; until all is given back."""
+        """Send from the log, asleep whenever there is no credit; until all is given back.  Wakes
+        the receiver twice a turn of the ring: one that is woken by the last credit alone reads
+        while the sender sleeps, and sleeps while it sends."""
         slots = LOG_BYTES // SLOT_BYTES
         for i in range(begin, begin + count):
             at = i % slots * SLOT_BYTES
-            while not self.sender.send_from(
-                self.log, at, SLOT_BYTES - FOOTER_BYTES, wake=i == begin + count - 1
-            ):
+            wake = i == begin + count - 1 or (i + 1) % (self.channels.slots // 2) == 0
+            while not self.sender.send_from(self.log, at, SLOT_BYTES - FOOTER_BYTES, wake=wake):
                 self.channels.wait(1000)
         while self.sender.acknowledged < self.sender.posted:
             self.channels.wait(1)
@@ -154,21 +123,15 @@ def cpu_seconds() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-def spread(core: int) -> None:
-    """One process a core, where there are two."""
-    allowed = list(range(os.cpu_count() or 1))
-    with contextlib.suppress(OSError):
-        os.sched_setaffinity(0, {allowed[core % len(allowed)]})
-
-
 @contextlib.contextmanager
-def connected(provider: str) -> Any:
+def connected(provider: str, slots: int = SLOTS) -> Any:
     """(this side, the other process), connected both ways."""
     allowed = os.sched_getaffinity(0)
-    other = Other()
+    other = Peer(__file__)
+    near = Served()
     try:
-        other.call("open", provider)
-        near = Served(provider, 1)
+        other.call("open", provider, 0, slots)
+        near.open(provider, 1, slots)
         sends, receives, *descriptors = other.call("offers")
         my_sends, my_receives, *my_descriptors = near.offers()
         near.accept(sends)
@@ -185,7 +148,7 @@ def connected(provider: str) -> Any:
         other.close()
 
 
-def bandwidth_round(near: Served, other: Other, buffers: int, begin: int) -> tuple[float, float]:
+def bandwidth_round(near: Served, other: Peer, buffers: int, begin: int) -> tuple[float, float]:
     """(bytes a second, CPU seconds of the receiver) of one round of whole buffers."""
     from kdirect.rdma import channel_probe
 
@@ -257,15 +220,15 @@ def channel_bandwidth(seconds: float, quick: bool) -> list[Figure]:
             "processes": 2,
         }
         return [
-            {
-                "row": f"channel-bandwidth{suffix}",
-                "value": statistics.median(ours) / 1e9,
-                "unit": "GB/s",
-                "against": against,
-                "against_value": statistics.median(theirs) / 1e9,
-                "ratio": statistics.median(ours) / statistics.median(theirs),
-                "settings": {**settings, "against_quartiles": quartiles(theirs)},
-            }
+            figure(
+                f"channel-bandwidth{suffix}",
+                statistics.median(ours) / 1e9,
+                "GB/s",
+                against,
+                statistics.median(theirs) / 1e9,
+                **settings,
+                against_quartiles=quartiles(theirs),
+            )
             for suffix, against, theirs in (
                 ("", "memcpy that the other process reads", read),
                 (".unread", "memcpy that nobody reads", unread),
@@ -298,30 +261,30 @@ def channel_latency(seconds: float, quick: bool) -> list[Figure]:
             other.finish()
             theirs.append(ns / count)
         return [
-            {
-                "row": "channel-latency",
-                "value": statistics.median(ours),
-                "unit": "ns",
-                "against": "bare shared memory",
-                "against_value": statistics.median(theirs),
-                "ratio": statistics.median(ours) / statistics.median(theirs),
-                "settings": {
-                    "bytes": LATENCY_BYTES,
-                    "rounds": len(ours),
-                    "round_trips": count,
-                    "quartiles": [round(q) for q in statistics.quantiles(ours)],
-                    "bare_quartiles": [round(q) for q in statistics.quantiles(theirs)],
-                    "lower_is_better": True,
-                    "processes": 2,
-                },
-            }
+            figure(
+                "channel-latency",
+                statistics.median(ours),
+                "ns",
+                "bare shared memory",
+                statistics.median(theirs),
+                bytes=LATENCY_BYTES,
+                rounds=len(ours),
+                round_trips=count,
+                quartiles=[round(q) for q in statistics.quantiles(ours)],
+                bare_quartiles=[round(q) for q in statistics.quantiles(theirs)],
+                lower_is_better=True,
+                processes=2,
+            )
         ]
 
 
 def channel_verbs(seconds: float, quick: bool) -> list[Figure]:
     """Buffers of 64 KiB over real verbs against perftest's WRITEs of as many bytes over the same
     device; the WRITEs are counted.  Both ends sleep when they have nothing to do: a guest's cores
-    are those of its software RNIC too."""
+    are those of its software RNIC too.
+
+    ib_write_bw has 128 WRITEs under way where it is not told otherwise, a channel as many as it has
+    slots.  So a channel is held against as many WRITEs under way as its own, and against 128."""
     from rows_verbs import perftest
 
     from kdirect.rdma import verbs_choice
@@ -337,56 +300,50 @@ def channel_verbs(seconds: float, quick: bool) -> list[Figure]:
         raise RuntimeError("no RDMA device with an IPv4 address; make bench-rdma has one")
     port, gid = found[0]
     buffers = 320
-    with connected("verbs") as (near, other):
-        ours: list[float] = []
-        theirs: list[float] = []
+    depths = (*VERBS_SLOTS, PERFTEST_DEPTH)
+    ours: dict[int, list[float]] = {slots: [] for slots in VERBS_SLOTS}
+    theirs: dict[int, list[float]] = {depth: [] for depth in depths}
+    writes = sent = 0
+    with contextlib.ExitStack() as opened:
+        ends = {slots: opened.enter_context(connected("verbs", slots)) for slots in VERBS_SLOTS}
         end = time.monotonic() + seconds
-        while not ours or (not quick and time.monotonic() < end):
-            options = ["-s", str(SLOT_BYTES), "-n", str(buffers)]
-            theirs.append(perftest("ib_write_bw", port.device, gid.index, gid.ip, options)[3])
-            other.start("receive_asleep", buffers)
-            start = time.perf_counter()
-            near.send_asleep(buffers, len(ours) * buffers)
-            ours.append(buffers * SLOT_BYTES / (time.perf_counter() - start) / (1 << 20))
-            other.finish()
-        near.sender.wait_completed()
-        sent = near.sender.posted
-        writes = near.channels.device.statistics()["writes"]
-    settings = {
-        "bytes": SLOT_BYTES,
-        "device": port.device,
-        "gid_index": gid.index,
-        "rounds": len(ours),
-    }
+        while not theirs[PERFTEST_DEPTH] or (not quick and time.monotonic() < end):
+            for depth in depths:
+                options = ["-s", str(SLOT_BYTES), "-n", str(buffers), "-t", str(depth)]
+                theirs[depth].append(
+                    perftest("ib_write_bw", port.device, gid.index, gid.ip, options)[3]
+                )
+            for slots, (near, other) in ends.items():
+                other.start("receive_asleep", buffers)
+                start = time.perf_counter()
+                near.send_asleep(buffers, len(ours[slots]) * buffers)
+                took = time.perf_counter() - start
+                ours[slots].append(buffers * SLOT_BYTES / took / (1 << 20))
+                other.finish()
+        for near, _ in ends.values():
+            near.sender.wait_completed()
+            sent += near.sender.posted
+            writes += near.channels.device.statistics()["writes"]
+    settings = {"bytes": SLOT_BYTES, "device": port.device, "gid_index": gid.index}
     return [
-        {
-            "value": statistics.median(ours),
-            "unit": "MiB/s",
-            "against": "ib_write_bw",
-            "against_value": statistics.median(theirs),
-            "settings": {"what": "buffers through a channel", **settings},
-        },
-        {
-            "value": writes,
-            "unit": "WRITEs",
-            "against": "buffers",
-            "against_value": sent,
-            "settings": {"what": "WRITEs of the sender", **settings},
-        },
+        *(
+            figure(
+                "channel-verbs",
+                statistics.median(ours[slots]),
+                "MiB/s",
+                f"ib_write_bw -t {depth}",
+                statistics.median(theirs[depth]),
+                what=f"buffers through {slots} slots",
+                under_way=depth,
+                rounds=len(ours[slots]),
+                **settings,
+            )
+            for slots in VERBS_SLOTS
+            for depth in (slots, PERFTEST_DEPTH)
+        ),
+        figure("channel-verbs", writes, "WRITEs", "buffers", sent, what="WRITEs", **settings),
     ]
 
 
-def main() -> None:
-    served: Served | None = None
-    for line in sys.stdin:
-        name, *arguments = json.loads(line)
-        if name == "open":
-            served = Served(*arguments, 0)
-            answer = None
-        else:
-            answer = getattr(served, name)(*arguments)
-        print(json.dumps(answer), flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    serve(Served())

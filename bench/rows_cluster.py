@@ -20,10 +20,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rows_direct import _percentile, _row, _tp
+from rows_direct import _percentile, _tp
 from rows_produce import _thread_seconds
-
-Row = dict[str, Any]
+from sides import Figure, figure
 
 REPLICAS = 3
 PUSH_S, WAIT_S = 10.0, 120.0
@@ -92,7 +91,7 @@ def _flood(producer: Any, topic: str, value: bytes, count: int) -> float:
     return count / (time.perf_counter() - begin)
 
 
-def push_sizes(seconds: float, quick: bool) -> list[Row]:
+def push_sizes(seconds: float, quick: bool) -> list[Figure]:
     """32-byte records pushed in WRITEs of at most so many bytes (replica.push.max.bytes), acks=all:
     goodput of pipelined records, latency of one at a time, and the leader's CPU for each."""
     import kdirect
@@ -129,7 +128,7 @@ def push_sizes(seconds: float, quick: bool) -> list[Row]:
     for most in sizes:
         ordered = sorted(samples[most])
         rows.append(
-            _row(
+            figure(
                 "push-sizes", statistics.median(rates[most]) * len(value), "B/s",
                 "each run in a WRITE of its own", first,
                 most_bytes=most, size=len(value), replicas=REPLICAS, acks="all", rounds=rounds,
@@ -141,7 +140,7 @@ def push_sizes(seconds: float, quick: bool) -> list[Row]:
     return rows
 
 
-def push_cpu(seconds: float, quick: bool) -> list[Row]:
+def push_cpu(seconds: float, quick: bool) -> list[Figure]:
     """The leader's CPU time, of all its threads, for each record of 100 bytes that two followers
     get, less that for a record without followers: pipelined, in turns, on the same broker."""
     import kdirect
@@ -173,7 +172,7 @@ def push_cpu(seconds: float, quick: bool) -> list[Row]:
             session.admin.delete_records({_tp("alone"): -1, _tp("pushed"): -1})
     alone, pushed = (statistics.median(x) for x in per_record.values())
     return [
-        _row(
+        figure(
             "push-cpu", max(pushed - alone, 1e-3), "us", "bar: 0.5 us", 0.5, lower_is_better=True,
             size=len(value), replicas=REPLICAS, acks="all", rounds=len(per_record[1]),
             committed_us=alone, committed_and_pushed_us=pushed,
@@ -203,7 +202,7 @@ class CaughtUp(NamedTuple):
     copies: tuple[float, float]
 
 
-def catch_up(seconds: float, quick: bool) -> list[Row]:
+def catch_up(seconds: float, quick: bool) -> list[Figure]:
     """A second replica of a topic: from the order to add it until it is in sync, and the CPU time
     of the leader meanwhile, less that of an idle leader, which is not the controller.  Against
     memcpy of the leader's files, as they are mapped, into as many new files of a log, which are
@@ -321,7 +320,7 @@ def _copies(source: Path) -> tuple[float, float]:
     return took, alone
 
 
-def _catch_up_rows(size: int, found: list[CaughtUp], quarters: list[CaughtUp]) -> list[Row]:
+def _catch_up_rows(size: int, found: list[CaughtUp], quarters: list[CaughtUp]) -> list[Figure]:
     def every(values: Iterable[float], digits: int = 3) -> list[float]:
         return [round(x, digits) for x in values]
 
@@ -339,19 +338,19 @@ def _catch_up_rows(size: int, found: list[CaughtUp], quarters: list[CaughtUp]) -
         "copies_s": every(x.copies[0] for x in found),
     }  # fmt: skip
     return [
-        _row(
+        figure(
             "catch-up", rate, "B/s", "memcpy into new files of a log, all kept", new_files, bar=0.5,
             read_bytes_per_s=read, ratio_of_reading=read / new_files,
             memcpy_alone_bytes_per_s=size / median(x.copies[1] for x in found),
             every_ratio=every(x.copies[0] / x.seconds for x in found), **told,
         ),
-        _row(
+        figure(
             "catch-up.leader-cpu", max(median(shares), 1e-3), "% of a core", "bar: 1 %", 1.0,
             lower_is_better=True, every=every(shares, 2),
             cpu_ms=every(x.leader_cpu_s * 1000 for x in found),
             idle_cpu_ms=every(x.idle_cpu_s * 1000 for x in found), **told,
         ),
-        _row(
+        figure(
             "catch-up.leader-cpu-of-bytes", max(per_byte * rate * 100, 1e-3), "% of a core",
             "bar: 1 %", 1.0, lower_is_better=True, ms_per_gib=round(per_byte * (1 << 30) * 1000, 2),
             whole_ms=round(whole * 1000, 2), quarter_ms=round(quarter * 1000, 2),
@@ -378,7 +377,7 @@ while True:
 """
 
 
-def cluster_idle(seconds: float, quick: bool) -> list[Row]:
+def cluster_idle(seconds: float, quick: bool) -> list[Figure]:
     """CPU time of three brokers with 20 partitions of three replicas that get no records, and of
     two processes with a producer and a waiting group's consumer each, one over shm and one over
     TCP.  ZooKeeper's is told apart."""
@@ -411,7 +410,7 @@ def cluster_idle(seconds: float, quick: bool) -> list[Row]:
         }
         zookeeper_percent = (_thread_seconds(zookeeper) - zookeeper_before) / took * 100
     return [
-        _row(
+        figure(
             "cluster-idle", max(sum(each.values()), 1e-3), "% of a core", "bar: 1 %", 1.0,
             lower_is_better=True, watched_s=watched_s, partitions=20, replicas=REPLICAS,
             each_percent={name: round(x, 3) for name, x in each.items()},

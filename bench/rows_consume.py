@@ -11,18 +11,19 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from rows_direct import Row, _cpu_seconds, _row, broker_process
+from rows_direct import _cpu_seconds, broker_process
+from sides import Figure, figure
 
 PARTITIONS = 1000
 CONSUME_S = 0.1
 
 
-def consume_partitions(seconds: float, quick: bool) -> list[Row]:
+def consume_partitions(seconds: float, quick: bool) -> list[Figure]:
     """A record in each of 1,000 partitions: CPU seconds from `assign` until all are there, by
     single polls, and the wall time of one `consume(1000, 0.1)` of a fresh consumer.  Over shm also
     with a quarter as many slots as partitions: the others go over TCP."""
     partitions = 100 if quick else PARTITIONS
-    rows: list[Row] = []
+    rows: list[Figure] = []
     with broker_process(log_segment_bytes=1 << 20) as (servers, pid):
         _fill(servers, partitions)
         openers: dict[str, Callable[[], Any]] = {
@@ -48,7 +49,7 @@ def consume_partitions(seconds: float, quick: bool) -> list[Row]:
             "broker_cpu_s": broker,
         }
         rows.append(
-            _row(
+            figure(
                 "consume-partitions",
                 cpu,
                 "CPU s",
@@ -60,7 +61,7 @@ def consume_partitions(seconds: float, quick: bool) -> list[Row]:
         )
         if name != "confluent-kafka":
             rows.append(
-                _row(
+                figure(
                     "consume-partitions.call",
                     wall,
                     "s",

@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from memory import touch
-
-Row = dict[str, Any]
+from sides import Figure, figure
 
 
 @contextmanager
@@ -56,30 +55,6 @@ def _cpu_seconds(pid: int) -> float:
 
 def _percentile(sorted_values: list[float], p: float) -> float:
     return sorted_values[min(len(sorted_values) - 1, int(len(sorted_values) * p))]
-
-
-def _row(
-    row: str,
-    value: float,
-    unit: str,
-    against: str,
-    against_value: float | None,
-    *,
-    lower_is_better: bool = False,
-    **settings: Any,
-) -> Row:
-    ratio = None if not against_value else value / against_value
-    if lower_is_better:
-        settings["lower_is_better"] = True
-    return {
-        "row": row,
-        "value": value,
-        "unit": unit,
-        "against": against,
-        "against_value": against_value,
-        "ratio": ratio,
-        "settings": settings,
-    }
 
 
 def eventfd_round_trip_us(seconds: float) -> float:
@@ -126,14 +101,14 @@ def _apart(pid: int) -> None:
         os.sched_setaffinity(0, cores[:1])
 
 
-def slot_poll(seconds: float, quick: bool) -> list[Row]:
+def slot_poll(seconds: float, quick: bool) -> list[Figure]:
     """Empty polls of an idle topic from Python, the broker's work meanwhile, and one committed
     record at a time."""
     import kdirect
     from kdirect.client import connect
     from kdirect.model import TopicPartition
 
-    rows: list[Row] = []
+    rows: list[Figure] = []
     with broker_process() as (servers, pid):
         session = connect({"bootstrap.servers": servers, "transport": "shm"})
         session.admin.create_topic("poll", 1)
@@ -163,7 +138,7 @@ def slot_poll(seconds: float, quick: bool) -> list[Row]:
                 polls.append(count / (time.perf_counter() - begin))
             cpu = _cpu_seconds(pid) - before
             rows.append(
-                _row(
+                figure(
                     "slot-poll",
                     statistics.median(rates),
                     "1/s",
@@ -174,7 +149,7 @@ def slot_poll(seconds: float, quick: bool) -> list[Row]:
                 )
             )
             rows.append(
-                _row(
+                figure(
                     "slot-poll.loop",
                     statistics.median(polls),
                     "1/s",
@@ -205,7 +180,7 @@ def slot_poll(seconds: float, quick: bool) -> list[Row]:
                         raise RuntimeError("a committed record did not arrive")
             samples.sort()
             rows.append(
-                _row(
+                figure(
                     "slot-poll.consume-backlog",
                     statistics.median(samples),
                     "us",
@@ -233,7 +208,7 @@ def slot_poll(seconds: float, quick: bool) -> list[Row]:
                         raise RuntimeError("a committed record did not arrive")
             samples.sort()
             rows.append(
-                _row(
+                figure(
                     "slot-poll.consume-one",
                     statistics.median(samples),
                     "us",
@@ -249,12 +224,12 @@ def slot_poll(seconds: float, quick: bool) -> list[Row]:
     return rows
 
 
-def produce_rtt(seconds: float, quick: bool) -> list[Row]:
+def produce_rtt(seconds: float, quick: bool) -> list[Figure]:
     """A record at a time, acknowledged, called from Python: while traffic flows, and after the
     broker slept."""
     from kdirect.client import connect
 
-    rows: list[Row] = []
+    rows: list[Figure] = []
     bare = eventfd_round_trip_us(0.3 if quick else 2)
     with broker_process() as (servers, pid):
         session = connect({"bootstrap.servers": servers, "transport": "shm"})
@@ -278,7 +253,7 @@ def produce_rtt(seconds: float, quick: bool) -> list[Row]:
                         samples.append((clock() - begin) / 1000)
                 samples.sort()
                 rows.append(
-                    _row(
+                    figure(
                         "produce-rtt",
                         statistics.median(samples),
                         "us",
@@ -300,7 +275,7 @@ def produce_rtt(seconds: float, quick: bool) -> list[Row]:
                     slept.append((clock() - begin) / 1000)
                 slept.sort()
                 rows.append(
-                    _row(
+                    figure(
                         "produce-rtt.slept",
                         statistics.median(slept),
                         "us",
@@ -318,7 +293,7 @@ def produce_rtt(seconds: float, quick: bool) -> list[Row]:
         before = _cpu_seconds(pid)
         time.sleep(1 if quick else 3)
         rows.append(
-            _row(
+            figure(
                 "produce-rtt.idle-cpu",
                 _cpu_seconds(pid) - before,
                 "s",
@@ -378,11 +353,11 @@ def _new_file_rate(size: int, seconds: float) -> float:
     return statistics.median(rates)
 
 
-def produce_pipelined(seconds: float, quick: bool) -> list[Row]:
+def produce_pipelined(seconds: float, quick: bool) -> list[Figure]:
     """Unbatched and pipelined, one Python call a record, one partition."""
     from kdirect.client import connect
 
-    rows: list[Row] = []
+    rows: list[Figure] = []
     with broker_process() as (servers, pid):
         session = connect({"bootstrap.servers": servers, "transport": "shm"})
         session.list_topics()
@@ -422,7 +397,7 @@ def produce_pipelined(seconds: float, quick: bool) -> list[Row]:
             }
             if size <= 512:
                 rows.append(
-                    _row(
+                    figure(
                         "produce-pipelined", rate, "1/s", "bar: 400 k/s at 100 B", 400e3, **settings
                     )
                 )
@@ -436,7 +411,7 @@ def produce_pipelined(seconds: float, quick: bool) -> list[Row]:
                     "ratio_to_warm_memcpy": rate * size / warm,
                 }
                 rows.append(
-                    _row(
+                    figure(
                         "produce-pipelined",
                         rate * size,
                         "B/s",

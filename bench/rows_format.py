@@ -29,11 +29,10 @@ from typing import Any
 import cramjam
 import pyarrow as pa
 import zstandard
+from sides import Figure, figure
 
 from kdirect.format import batch
 from kdirect.format.codec import ArrowDecoder, ArrowEncoder
-
-Row = dict[str, Any]
 
 VALUE_BYTES = 100
 BATCH_BYTES = 16 << 10
@@ -143,9 +142,9 @@ def copy_fresh(segment: Segment) -> None:
     memory.close()
 
 
-def figure(
+def decoded_figure(
     row: str, nbytes: int, rows: int, own: Turns, against: str, other: Turns, **settings: Any
-) -> Row:
+) -> Figure:
     """Medians of CPU time; beside them the ratio of the best turns, and the ratio of the medians by
     the wall clock."""
     (cpu, wall), (other_cpu, other_wall) = (
@@ -162,28 +161,22 @@ def figure(
         "chunk_bytes": nbytes,
     }
     rate, limit = nbytes / cpu / 1e9, nbytes / other_cpu / 1e9
-    return {
-        "row": row,
-        "value": rate,
-        "unit": "GB/s",
-        "against": against,
-        "against_value": limit,
-        "ratio": rate / limit,
-        "settings": settings,
-    }
+    return figure(row, rate, "GB/s", against, limit, **settings)
 
 
-def codec_decode(seconds: float, quick: bool) -> list[Row]:
+def codec_decode(seconds: float, quick: bool) -> list[Figure]:
     """Record batches to Arrow."""
     return measure("codec-decode", seconds, quick, lambda segment: segment.decode())
 
 
-def codec_encode(seconds: float, quick: bool) -> list[Row]:
+def codec_encode(seconds: float, quick: bool) -> list[Figure]:
     """Arrow to record batches."""
     return measure("codec-encode", seconds, quick, lambda segment: segment.encode())
 
 
-def measure(row: str, seconds: float, quick: bool, work: Callable[[Segment], object]) -> list[Row]:
+def measure(
+    row: str, seconds: float, quick: bool, work: Callable[[Segment], object]
+) -> list[Figure]:
     share = (0.2 if quick else seconds / (2 + 3 + len(CODECS))) * 0.8
     rows = 5_000 if quick else CHUNK_BYTES // 110
     out = []
@@ -203,7 +196,7 @@ def measure(row: str, seconds: float, quick: bool, work: Callable[[Segment], obj
         )
         nbytes = sum(len(s.data) for s in segments) // CHUNKS
         out.append(
-            figure(
+            decoded_figure(
                 row,
                 nbytes,
                 rows,
@@ -216,7 +209,9 @@ def measure(row: str, seconds: float, quick: bool, work: Callable[[Segment], obj
         )
         if not keyed:
             out.append(
-                figure(row, nbytes, rows, own, FRESH, copied_fresh, codec="none", keys="none")
+                decoded_figure(
+                    row, nbytes, rows, own, FRESH, copied_fresh, codec="none", keys="none"
+                )
             )
     values = json_values(rows // 4)
     plain = Segment(values)
@@ -234,7 +229,7 @@ def measure(row: str, seconds: float, quick: bool, work: Callable[[Segment], obj
         own, other = in_turns(share, [segment], work, bare)
         what = "decompression" if row == "codec-decode" else "compression"
         out.append(
-            figure(
+            decoded_figure(
                 row,
                 len(plain.data),
                 len(values),

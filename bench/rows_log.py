@@ -14,11 +14,8 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
-from rows_direct import _row
-
-Row = dict[str, Any]
+from sides import Figure, figure
 
 QUIET_BAR_BYTES = 64 << 10
 START_BAR_S = 5.0
@@ -84,11 +81,11 @@ def _one_record_each(servers: str, count: int, path: str) -> None:
         raise RuntimeError(f"{records} of {count} records went by {path}")
 
 
-def quiet(seconds: float, quick: bool) -> list[Row]:
+def quiet(seconds: float, quick: bool) -> list[Figure]:
     """The disk that each of 1,000 partitions with one record takes, written by Kafka's protocol and
     by RDMA; then how long a broker with 10,000 such partitions takes to start, after it was stopped
     and after it was killed."""
-    rows: list[Row] = []
+    rows: list[Figure] = []
     count = 50 if quick else 1000
     for path in ("tcp", "rdma"):
         with _directory() as directory:
@@ -99,7 +96,7 @@ def quiet(seconds: float, quick: bool) -> list[Row]:
             finally:
                 broker.end(signal.SIGTERM)
         rows.append(
-            _row(
+            figure(
                 "quiet",
                 float(max(sizes)),
                 "bytes",
@@ -122,7 +119,7 @@ def quiet(seconds: float, quick: bool) -> list[Row]:
                 times.append(broker.ready_s)
                 broker.end(number)
             rows.append(
-                _row(
+                figure(
                     "quiet",
                     statistics.median(times),
                     "s",

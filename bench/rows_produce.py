@@ -26,12 +26,10 @@ from rows_direct import (
     _memcpy_rate,
     _new_file_rate,
     _percentile,
-    _row,
     _tp,
     broker_process,
 )
-
-Row = dict[str, Any]
+from sides import Figure, figure
 
 RECORD_BYTES = 32 << 10
 PRODUCERS = 5
@@ -55,12 +53,12 @@ def _thread_seconds(pid: int) -> float:
     return total / 1e9
 
 
-def produce_cpu(seconds: float, quick: bool) -> list[Row]:
+def produce_cpu(seconds: float, quick: bool) -> list[Figure]:
     """The broker's CPU time, all of it, for each committed RDMA produce of one 100-byte record; one
     exclusive producer, many under way."""
     from kdirect.client import connect
 
-    rows: list[Row] = []
+    rows: list[Figure] = []
     count = 5_000 if quick else 200_000
     for spin_us in (50, 0):
         with broker_process(rdma_spin_us=spin_us) as (servers, pid):
@@ -89,7 +87,7 @@ def produce_cpu(seconds: float, quick: bool) -> list[Row]:
             session.close()
         per_request = per_request[1:]
         rows.append(
-            _row(
+            figure(
                 "produce-cpu",
                 statistics.median(per_request),
                 "us",
@@ -123,7 +121,7 @@ def _crc_rate(size: int, seconds: float) -> float:
     return statistics.median(rates)
 
 
-def produce_exclusive(seconds: float, quick: bool) -> list[Row]:
+def produce_exclusive(seconds: float, quick: bool) -> list[Figure]:
     """One exclusive producer of 32 KiB records, a call each, against memcpy of the same records:
     into memory that is warm, and into new files as a log's are.  The cost of the two CRCs (producer
     and broker, on two cores) is told apart."""
@@ -169,7 +167,7 @@ def produce_exclusive(seconds: float, quick: bool) -> list[Row]:
         "bar": 0.8,
     }
     return [
-        _row(
+        figure(
             "produce-exclusive",
             rate,
             "B/s",
@@ -178,7 +176,7 @@ def produce_exclusive(seconds: float, quick: bool) -> list[Row]:
             crc="included",
             **settings,
         ),
-        _row(
+        figure(
             "produce-exclusive",
             without_crc,
             "B/s",
@@ -187,10 +185,10 @@ def produce_exclusive(seconds: float, quick: bool) -> list[Row]:
             crc="one taken off",
             **settings,
         ),
-        _row(
+        figure(
             "produce-exclusive", rate, "B/s", "memcpy, warm", warm_rate, crc="included", **settings
         ),
-        _row(
+        figure(
             "produce-exclusive",
             without_crc,
             "B/s",
@@ -202,7 +200,7 @@ def produce_exclusive(seconds: float, quick: bool) -> list[Row]:
     ]
 
 
-def produce_rolls(seconds: float, quick: bool) -> list[Row]:
+def produce_rolls(seconds: float, quick: bool) -> list[Figure]:
     """Records of 4 KiB, each awaited, in a stream over many rolls: the 99th percentile is what the
     next head costs, or that it was there. The median round's; a round is of one log, which is
     emptied then."""
@@ -244,7 +242,7 @@ def produce_rolls(seconds: float, quick: bool) -> list[Row]:
             raise RuntimeError(f"{carried} went over TCP")
         session.close()
     return [
-        _row(
+        figure(
             "produce-rolls",
             statistics.median(p99),
             "us",
@@ -309,7 +307,7 @@ class Producers:
             child.wait()
 
 
-def produce_shared(seconds: float, quick: bool) -> list[Row]:
+def produce_shared(seconds: float, quick: bool) -> list[Figure]:
     """Producers, in processes of their own, of 32 KiB records on one partition: one exclusively,
     more by FETCH_AND_ADD and COMPARE_AND_SWAP."""
     from kdirect.client import connect
@@ -346,7 +344,7 @@ def produce_shared(seconds: float, quick: bool) -> list[Row]:
         session.close()
     alone = statistics.median(rates["exclusive"])
     return [
-        _row(
+        figure(
             "produce-shared",
             statistics.median(rates[name]),
             "B/s",
@@ -363,7 +361,7 @@ def produce_shared(seconds: float, quick: bool) -> list[Row]:
     ]
 
 
-def produce_notify(seconds: float, quick: bool) -> list[Row]:
+def produce_notify(seconds: float, quick: bool) -> list[Figure]:
     """WRITE_WITH_IMM against WRITE and SEND, and against the two-sided path, from 32 bytes to 1
     MiB: latency and goodput of encoded requests of one record."""
     from kdirect.client import connect
@@ -410,13 +408,13 @@ def produce_notify(seconds: float, quick: bool) -> list[Row]:
                 producer.close()
                 session.admin.delete_topic(f"{how}-{size}")
         session.close()
-    rows: list[Row] = []
+    rows: list[Figure] = []
     for size in sizes:
         base = found[size, "imm"]
         for how in NOTIFICATIONS:
             f = found[size, how]
             rows.append(
-                _row(
+                figure(
                     "produce-notify.latency",
                     f["p50"],
                     "us",
@@ -430,7 +428,7 @@ def produce_notify(seconds: float, quick: bool) -> list[Row]:
                 )
             )
             rows.append(
-                _row(
+                figure(
                     "produce-notify.goodput",
                     f["goodput"],
                     "B/s",

@@ -9,71 +9,19 @@ the pin.
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import signal
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
-Figure = dict[str, Any]
+from sides import Figure, Peer, figure, serve, spread
 
 SOURCE_BYTES = 32 << 20  # a piece of a segment
 DESTINATION_BYTES = 4 << 20  # fetch.buffer.bytes
 SIZES = (2048, 16 << 10, 64 << 10, 1 << 20)
 ROUND_S = 0.0005  # shorter than a time slice, so that on a busy machine most rounds are undisturbed
-
-
-def figure(
-    row: str, value: float, unit: str, against: str, against_value: float, **settings: Any
-) -> Figure:
-    return {
-        "row": row,
-        "value": value,
-        "unit": unit,
-        "against": against,
-        "against_value": against_value,
-        "ratio": value / against_value,
-        "settings": settings,
-    }
-
-
-class Target:
-    """The other process; `call(name, ...)` runs one of `Served`'s methods there."""
-
-    def __init__(self) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, __file__, "target"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-
-    def start(self, *call: Any) -> None:
-        assert self.process.stdin is not None
-        print(json.dumps(call), file=self.process.stdin, flush=True)
-
-    def finish(self) -> Any:
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        if not line:
-            raise RuntimeError("the target process ended")
-        return json.loads(line)
-
-    def call(self, *call: Any) -> Any:
-        self.start(*call)
-        return self.finish()
-
-    def close(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        for pipe in (self.process.stdin, self.process.stdout):
-            with contextlib.suppress(BrokenPipeError):
-                pipe.close()  # type: ignore[union-attr]
 
 
 class Served:
@@ -112,13 +60,6 @@ def bounce(
     return shm_probe.bounce_asleep(qp, cq, region, remote, rkey, count, first)
 
 
-def spread(core: int) -> None:
-    """One process a core, where there are two."""
-    allowed = list(range(os.cpu_count() or 1))
-    with contextlib.suppress(OSError):
-        os.sched_setaffinity(0, {allowed[core % len(allowed)]})
-
-
 def alternate(
     a: Callable[[int, int], int], b: Callable[[int, int], int], seconds: float
 ) -> tuple[float, float, int]:
@@ -149,7 +90,7 @@ def shm_read(seconds: float, quick: bool) -> list[Figure]:
     if quick:
         seconds = 1.0
     bare = EventfdEcho()  # forks: before the device opens
-    target = Target()
+    target = Peer(__file__)
     try:
         device = open_device("shm")
         domain = device.alloc_pd()
@@ -241,7 +182,7 @@ def shm_read(seconds: float, quick: bool) -> list[Figure]:
 
 
 def round_trips(
-    target: Target,
+    target: Peer,
     qp: Any,
     cq: Any,
     region: Any,
@@ -305,12 +246,5 @@ class EventfdEcho:
         os.close(self.back)
 
 
-def main() -> None:
-    served = Served()
-    for line in sys.stdin:
-        name, *arguments = json.loads(line)
-        print(json.dumps(getattr(served, name)(*arguments)), flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    serve(Served())

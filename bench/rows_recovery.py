@@ -24,7 +24,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from rows_slash import figure
+from sides import Figure, figure
 
 import kdirect
 import kdirect.state
@@ -35,7 +35,6 @@ from kdirect.state.executor import main
 from kdirect.state.launcher import LocalLauncher
 from kdirect.state.plan import plan_from_json
 
-Figure = dict[str, Any]
 EXECUTORS = 2
 PARTITIONS = 4
 BATCHES = 3  # live, and again in the recovery

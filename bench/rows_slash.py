@@ -16,6 +16,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from sides import Figure, figure
+
 import kdirect
 import kdirect.state
 import kdirect.workloads
@@ -24,28 +26,12 @@ from kdirect.model import TopicPartition
 from kdirect.state.plan import AggregatePlan, plan_from_json
 from kdirect.state.source import TopicSource
 
-Figure = dict[str, Any]
-
 EXECUTORS = 2
 PARTITIONS = 4
 MODES = (("slash", "colocated"), ("uppar", "colocated"), ("uppar", "split"))
 KEYS = (1_000, 100_000, 10_000_000)
 ZIPF = (0.2, 0.6, 1.0, 1.4, 2.0)
 DROP = "read and dropped"
-
-
-def figure(
-    row: str, value: float, unit: str, against: str, against_value: float, **settings: Any
-) -> Figure:
-    return {
-        "row": row,
-        "value": value,
-        "unit": unit,
-        "against": against,
-        "against_value": against_value,
-        "ratio": value / against_value,
-        "settings": settings,
-    }
 
 
 def cpu_seconds(pids: list[int]) -> float:

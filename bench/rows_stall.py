@@ -32,7 +32,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-Row = dict[str, Any]
+from sides import Figure, figure
 
 BAR_MS = 20.0
 PARTITIONS = 1000
@@ -330,34 +330,31 @@ def _create(servers: str, topic: str, partitions: int) -> None:
     session.close()
 
 
-def _row(
+def stall_figure(
     name: str,
     waited: list[float],
     quiet: list[float],
     loop: dict[str, Any],
     took_s: float,
     **settings: Any,
-) -> Row:
-    return {
-        "row": f"stall.{name}",
-        "value": waited[0],
-        "unit": "ms",
-        "against": f"bar: {BAR_MS:.0f} ms",
-        "against_value": BAR_MS,
-        "ratio": waited[0] / BAR_MS,
-        "settings": {
-            **settings,
-            **loop,
-            "p99_ms": waited[1],
-            "pings": waited[2],
-            "quiet_ms": quiet[0],
-            "took_s": took_s,
-            "lower_is_better": True,
-        },
-    }
+) -> Figure:
+    return figure(
+        f"stall.{name}",
+        waited[0],
+        "ms",
+        f"bar: {BAR_MS:.0f} ms",
+        BAR_MS,
+        **settings,
+        **loop,
+        p99_ms=waited[1],
+        pings=waited[2],
+        quiet_ms=quiet[0],
+        took_s=took_s,
+        lower_is_better=True,
+    )
 
 
-def _measure(name: str, server: BrokerProcess, work: Any, **settings: Any) -> Row:
+def _measure(name: str, server: BrokerProcess, work: Any, **settings: Any) -> Figure:
     pinger = Pinger(server.servers)
     try:
         time.sleep(1)
@@ -368,7 +365,7 @@ def _measure(name: str, server: BrokerProcess, work: Any, **settings: Any) -> Ro
         began = time.perf_counter()
         work()
         took = time.perf_counter() - began
-        return _row(name, pinger.report(), quiet, server.report(), took, **settings)
+        return stall_figure(name, pinger.report(), quiet, server.report(), took, **settings)
     finally:
         pinger.close()
 
@@ -385,9 +382,9 @@ def _segment_bytes(directory: str, partitions: int) -> int:
     return max(1 << 20, min(64 << 20, stat.f_bavail * stat.f_frsize // 4 // partitions & ~4095))
 
 
-def stall(seconds: float, quick: bool) -> list[Row]:
+def stall(seconds: float, quick: bool) -> list[Figure]:
     """The longest wait of a client that pings while partitions get their first record."""
-    rows: list[Row] = []
+    rows: list[Figure] = []
     count = 50 if quick else PARTITIONS
     for name, write in (("tcp", first_records_tcp), ("rdma", first_records_rdma)):
         with _directory() as directory:

@@ -16,15 +16,13 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from rows_direct import _row
+from sides import Figure, figure
 
 from kdirect.format.fixed_layout import FixedLayout
 from kdirect.rdma.contract import Memory
 from kdirect.state import AggregatePlan, Input, Tumbling
 from kdirect.state.arena import PageMemory, StateMemory
 from kdirect.state.backend import Backend
-
-Row = dict[str, Any]
 
 BLOCK = 1 << 16
 CASES = ((1_000, 1 << 20), (100_000, 1 << 20), (2_000_000, 2_000_000))  # keys, rows
@@ -74,7 +72,7 @@ def _updates(backend: Backend, k: np.ndarray, v: np.ndarray, times: np.ndarray) 
         backend.update(columns, len(k[part]), time_us=times[part])
 
 
-def state_update(seconds: float, quick: bool) -> list[Row]:
+def state_update(seconds: float, quick: bool) -> list[Figure]:
     """count and sum by key and window, beside DuckDB's and pyarrow's group-by."""
     import duckdb
 
@@ -107,14 +105,14 @@ def state_update(seconds: float, quick: bool) -> list[Row]:
             raise RuntimeError("the groups are not those of pyarrow")
         rate = {name: rows / statistics.median(found) for name, found in turns.items()}
         for name in ("duckdb", "pyarrow"):
-            out.append(_row("state-update", rate["ours"], "rows/s", f"{name}, one thread",
+            out.append(figure("state-update", rate["ours"], "rows/s", f"{name}, one thread",
                             rate[name], keys=keys, rows=rows, turns=len(turns["ours"]),
                             best=rows / min(turns["ours"]),
                             other_best=rows / min(turns[name])))  # fmt: skip
     return out
 
 
-def state_merge(seconds: float, quick: bool) -> list[Row]:
+def state_merge(seconds: float, quick: bool) -> list[Figure]:
     """A leader merges what a helper made of the same rows: entries, or tuples."""
     out = []
     for keys, rows in CASES[:1] if quick else CASES:
@@ -138,7 +136,7 @@ def state_merge(seconds: float, quick: bool) -> list[Row]:
                 helper.release(helper.flush(0).pages)
 
             turns = _turns(seconds / len(CASES) / 2, {"merge": merge, "update": update})
-            out.append(_row("state-merge", count / statistics.median(turns["merge"]),
+            out.append(figure("state-merge", count / statistics.median(turns["merge"]),
                             "entries/s" if mode == "slash" else "tuples/s",
                             "rows/s of the helper's update and flush",
                             rows / statistics.median(turns["update"]), keys=keys, rows=rows,

@@ -15,11 +15,9 @@ import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from rows_direct import _cpu_seconds, broker_process
-
-Figure = dict[str, Any]
+from sides import Figure
 
 READ_BYTES = 64 << 10
 BATCHES = 320  # 20 MiB, in one segment

@@ -17,7 +17,8 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from rows_direct import Row, _row, broker_process
+from rows_direct import broker_process
+from sides import Figure, figure
 
 STREAMS = ("ysb", "bid", "person", "auction", "cm", "ro", "zipf")
 BLOCK_BYTES = 16 << 20
@@ -41,7 +42,7 @@ def _take_turns(
     return turns
 
 
-def workload_generate(seconds: float, quick: bool) -> list[Row]:
+def workload_generate(seconds: float, quick: bool) -> list[Figure]:
     """Records into warm memory, beside memcpy of as many bytes."""
     from kdirect import workloads
 
@@ -52,7 +53,7 @@ def workload_generate(seconds: float, quick: bool) -> list[Row]:
         "ro": workloads.ro().streams["ro"],
         "zipf": workloads.named("zipf").streams["ro"],
     }
-    rows: list[Row] = []
+    rows: list[Figure] = []
     for name in STREAMS:
         stream = made[name]
         count = (BLOCK_BYTES // 16 if quick else BLOCK_BYTES) // stream.layout.size
@@ -71,7 +72,7 @@ def workload_generate(seconds: float, quick: bool) -> list[Row]:
         cpu, copied = (statistics.median(c for c, _ in turns[k]) for k in ("own", "memcpy"))
         nbytes = count * stream.layout.size
         rows.append(
-            _row(
+            figure(
                 "workload-generate",
                 nbytes / cpu / 1e9,
                 "GB/s",
@@ -86,7 +87,7 @@ def workload_generate(seconds: float, quick: bool) -> list[Row]:
     return rows
 
 
-def slash_decode(seconds: float, quick: bool) -> list[Row]:
+def slash_decode(seconds: float, quick: bool) -> list[Figure]:
     """YSB's topic to columns that are dropped, and what of it the parts cost."""
     import kdirect
     from kdirect import workloads
@@ -106,7 +107,7 @@ def slash_decode(seconds: float, quick: bool) -> list[Row]:
     own = "columns of the query"
     spread = [c for c, _ in turns[own]]
     return [
-        _row(
+        figure(
             "slash-decode",
             count / cpu[own] / 1e6,
             "M rows/CPU-s",
