@@ -50,12 +50,16 @@ static uint32_t kd_crc32c_by_table(uint32_t crc, const void *data, size_t n) {
     const uint8_t *p = (const uint8_t *)data;
     crc = ~crc;
     while (n >= 8) {
-        uint32_t low = crc ^ ((uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 |
-                              (uint32_t)p[3] << 24);
-        crc = kd_crc32c_table[7][low & 0xff] ^ kd_crc32c_table[6][(low >> 8) & 0xff] ^
-              kd_crc32c_table[5][(low >> 16) & 0xff] ^ kd_crc32c_table[4][low >> 24] ^
-              kd_crc32c_table[3][p[4]] ^ kd_crc32c_table[2][p[5]] ^ kd_crc32c_table[1][p[6]] ^
-              kd_crc32c_table[0][p[7]];
+        uint64_t v; /* one load: an emulated CPU pays for each, not for shifts */
+        memcpy(&v, p, 8);
+#if __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
+        v = __builtin_bswap64(v);
+#endif
+        v ^= crc;
+        crc = kd_crc32c_table[7][v & 0xff] ^ kd_crc32c_table[6][(v >> 8) & 0xff] ^
+              kd_crc32c_table[5][(v >> 16) & 0xff] ^ kd_crc32c_table[4][(v >> 24) & 0xff] ^
+              kd_crc32c_table[3][(v >> 32) & 0xff] ^ kd_crc32c_table[2][(v >> 40) & 0xff] ^
+              kd_crc32c_table[1][(v >> 48) & 0xff] ^ kd_crc32c_table[0][v >> 56];
         p += 8;
         n -= 8;
     }
