@@ -11,7 +11,7 @@ import struct
 import threading
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from kdirect.errors import (
@@ -27,6 +27,7 @@ from kdirect.rdma import channel_probe, layout
 from kdirect.rdma.channel import ChannelSet
 from kdirect.rdma.contract import Memory
 from kdirect.rdma.sim import SimNetwork
+from tests.rdma.channel_model import generation
 from tests.rdma.channels import SLOT_BYTES, SLOTS, Ends
 from tests.rdma.conftest import WAIT_MS, Rig
 
@@ -68,6 +69,24 @@ def test_buffers_arrive_once_in_order_and_by_one_write_each(rig: Rig, seed: int)
     ends.until(lambda: ends.sender.refresh() or ends.sender.completed == len(payloads))
     assert ends.sender.sent == len(payloads)
     assert rig.device.statistics()["writes"] - before == len(payloads)
+
+
+@given(st.integers(0, 2**64 - 1), st.sampled_from([2, 8, 1024]))
+@example(2**63 - 1, 8)  # a double does not hold it
+def test_a_generation_is_exact_for_every_sequence(sequence: int, slots: int) -> None:
+    assert channel_probe.generation(sequence, slots) == generation(sequence, slots)
+
+
+def test_both_ends_pass_buffers_through_all_generations_in_one_thread(
+    shm_rig: Rig,
+) -> None:
+    ends = Ends(shm_rig)
+    count = layout.GENERATIONS * SLOTS + 2 * SLOTS
+    log = ends.near.register(Memory.anonymous(1 << 13))
+    channel_probe.pass_alone(ends.sender, ends.receiver, log, 64, count)
+    ends.sender.refresh()
+    assert ends.sender.posted == ends.receiver.received == count
+    assert ends.sender.notified == 0, "credits are taken before they run out"
 
 
 def test_a_sender_sends_from_its_own_log(rig: Rig) -> None:

@@ -10,7 +10,7 @@ from libc.string cimport memcpy, memset
 
 from kdirect.machine cimport kd_now_ns, kd_pause
 from kdirect.rdma.channel_ends cimport (
-    CHANNEL_DONE, CHANNEL_ENDED, Receiver, Sender, header_t)
+    CHANNEL_DONE, CHANNEL_ENDED, Receiver, Sender, generation_of, header_t)
 from kdirect.rdma.contract cimport Memory, MemoryRegion
 
 from kdirect.errors import TimedOutError
@@ -30,6 +30,11 @@ def crc32c(data):
     """Of bytes, as footers have it."""
     cdef const uint8_t[::1] view = bytes(data) + b"\0"
     return kd_crc32c(0, &view[0], <size_t> (view.shape[0] - 1))
+
+
+def generation(uint64_t sequence, uint32_t slots):
+    """Of a buffer, as its footer has it."""
+    return generation_of(sequence, slots)
 
 
 def ring_memory(Receiver receiver):
