@@ -105,6 +105,22 @@ slash-jobs: install ## Run jobs of a family of plans and inputs over a broker, a
 	PYTHONPATH=$(CURDIR) $(BIN)/python -m tests.state.killed_jobs \
 		--first $(or $(SEED),0) --examples $$(( ($(or $(COUNT),200) + 3) / 4 ))
 
+SANITIZED := build/sanitized
+SANITIZERS := address,undefined
+
+.PHONY: sanitize
+sanitize: install ## Run the tests of the state engine's kernels with gcc's sanitizers
+## for addresses and undefined behaviour (about ten minutes)
+	@mkdir -p $(SANITIZED)
+	cp -r "$$($(BIN)/python -c 'import kdirect; print(*kdirect.__path__)')" $(SANITIZED)
+	KDIRECT_EXT=kdirect.state,kdirect.format.fixed CFLAGS="-fsanitize=$(SANITIZERS) -g" \
+		$(BIN)/python setup.py -q build_ext --build-lib $(SANITIZED) --build-temp $(SANITIZED)/objects
+	LD_PRELOAD="$$(gcc -print-file-name=libasan.so)" ASAN_OPTIONS=detect_leaks=0 \
+		UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 PYTHONPATH=$(SANITIZED) \
+		$(BIN)/pytest -p no:cacheprovider $(ARGS) tests/format/test_fixed.py $(addprefix \
+		tests/state/test_,$(addsuffix .py,arena backend chains collisions fragments half_done \
+		keys sessions snapshots table))
+
 .PHONY: check
 check: install ## Lint, formatting, types, import rules, tidiness; changes nothing
 	$(BIN)/ruff check .

@@ -135,7 +135,7 @@ typedef int32_t __attribute__((aligned(1), may_alias)) kd_i32_any;
 typedef int64_t __attribute__((aligned(1), may_alias)) kd_i64_any;
 typedef struct {
     uint64_t low, high;
-} __attribute__((aligned(1), may_alias)) kd_i128_any;
+} __attribute__((packed, may_alias)) kd_i128_any;
 
 /* One loop for each type that a number may have; LOOP(TYPE) is its body. */
 #define KD_OF_WIDTH(width, LOOP)                                                                   \

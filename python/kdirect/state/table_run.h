@@ -195,7 +195,7 @@ KD_INLINE uint32_t kd_find_rows(kd_table *t, const kd_keys *k, const uint32_t *r
         }
         for (uint32_t j = 0; j < m; j++) {
             at[j] = kd_in_pair(&index[kd_home(hs[j], mask)], hs[j]);
-            __builtin_prefetch(base + at[j], 1);
+            __builtin_prefetch(base + (at[j] & KD_POSITION), 1);
         }
         for (uint32_t j = 0; j < m; j++, i++) {
             const uint32_t r = !dense && rows ? rows[i] : i;
