@@ -8,7 +8,7 @@ own rooms.
 
 from __future__ import annotations
 
-import importlib as _importlib
+from kdirect.lazy_names import lazy_names as _lazy_names
 
 __version__ = "0.1.0"
 
@@ -85,16 +85,4 @@ _ERRORS = (
 _HOME |= dict.fromkeys(_ERRORS, "kdirect.errors")
 
 __all__ = sorted([*_HOME, "__version__"])  # noqa: PLE0605 - the stub spells it out
-
-
-def __getattr__(name: str) -> object:
-    home = _HOME.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(_importlib.import_module(home), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*__all__, "__all__", "__doc__", "__file__", "__name__", "__path__"})
+__getattr__, __dir__ = _lazy_names(__name__, _HOME)

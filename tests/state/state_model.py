@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from decimal import ROUND_HALF_UP, Decimal, localcontext
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from kdirect.rdma.contract import Memory
@@ -63,6 +64,14 @@ def exchange(backends: Sequence[Backend], order: Iterable[int] | None = None) ->
                 for page in delta.pages:
                     backend.merge(sender, page.address, page.length)
                 backends[sender].release(delta.pages)
+
+
+def merge_bytes(backend: Backend, sender: int, page: Any) -> int:
+    """Merge a page that lies in a buffer, at whatever address."""
+    view = np.frombuffer(page, np.uint8)
+    if view.ctypes.data % 8:
+        view = np.frombuffer(bytearray(page) + bytearray(8), np.uint8)[: len(view)].copy()
+    return backend.merge(sender, view.ctypes.data, len(view))
 
 
 def rows_of(batches: Iterable[pa.RecordBatch]) -> list[dict[str, Any]]:

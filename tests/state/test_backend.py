@@ -136,7 +136,7 @@ def test_late_and_unusable_rows_are_dropped_and_counted() -> None:
     found = update(backend, rows)
     assert (found.rows, found.late, found.null_time, found.early, found.ahead) == (2, 1, 1, 1, 1)
     assert (found.first_bad, found.newest) == (0, 5000)
-    assert backend.figures()["windows"] == 2
+    assert len(backend.engine.slots) == 2
 
 
 def test_masked_rows_are_left_out_and_their_times_count() -> None:
@@ -157,8 +157,8 @@ def test_windows_close_once_and_their_memory_goes_back() -> None:
     first = rows_of(backend.trigger(500))
     rest = rows_of(backend.trigger(10_000))
     assert sum(r["count"] for r in first) + sum(r["count"] for r in rest) == 500
-    assert backend.trigger(10_000) == [] and backend.figures()["windows"] == 0
-    assert backend.figures()["state_bytes"] == 0
+    assert backend.trigger(10_000) == [] and len(backend.engine.slots) == 0
+    assert backend.memory.allocated == 0
 
 
 def test_without_windows_only_changed_keys_are_emitted() -> None:

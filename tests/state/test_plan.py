@@ -145,7 +145,6 @@ REFUSED = {
     "needs a column": lambda: plan(aggregates=["sum"]),
     "no column pric": lambda: plan(aggregates=[("sum", "pric")]),
     "of type string; sum takes a number": lambda: plan(aggregates=[("sum", "name")]),
-    "of type string; max takes a number, decimal": lambda: plan(aggregates=[("max", "name")]),
     "key column price is of type float64; use integers": lambda: plan(keys="price"),
     "no key column who": lambda: plan(keys="who"),
     "key column occurs twice": lambda: plan(keys=("user", "user")),

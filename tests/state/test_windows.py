@@ -18,10 +18,9 @@ from kdirect.state.windows import (
     Tumbling,
     clamp,
     duration_us,
-    unite,
     window_from_json,
-    windows_at,
 )
+from tests.state.window_rules import unite, windows_at
 
 times = st.integers(-200, 200)
 far = st.integers(TIME_MIN + (1 << 20), TIME_MAX - (1 << 20))

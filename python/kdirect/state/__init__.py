@@ -16,7 +16,7 @@ This module only names what users need; each name is loaded when it is first use
 
 from __future__ import annotations
 
-import importlib as _importlib
+from kdirect.lazy_names import lazy_names as _lazy_names
 
 _HOME = {
     "Aggregate": "kdirect.state.aggregates",
@@ -41,16 +41,4 @@ _HOME = {
 }
 
 __all__ = sorted(_HOME)  # noqa: PLE0605 - the table above spells it out
-
-
-def __getattr__(name: str) -> object:
-    home = _HOME.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(_importlib.import_module(home), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*__all__, "__all__", "__doc__", "__file__", "__name__", "__path__"})
+__getattr__, __dir__ = _lazy_names(__name__, _HOME)

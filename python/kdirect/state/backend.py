@@ -115,9 +115,6 @@ class Backend:
         self._max_time = TIME_MAX
         self._catalogue = Catalogue(memory)
         self._half_done: str | None = None
-        self._counts = dict.fromkeys(
-            ("rows", "late", "flushes", "flushed_rows", "flushed_entries", "flushed_tuples"), 0
-        )
 
     def _layout(self, executors: int) -> Any:
         return layout_of(
@@ -194,8 +191,6 @@ class Backend:
         dropped = sum(
             found[k] for k in ("late", "null_time", "early", "ahead", "filtered", "other")
         )
-        self._counts["rows"] += rows - dropped
-        self._counts["late"] += found["late"]
         return Updated(
             rows=rows - dropped, late=found["late"], null_time=found["null_time"],
             early=found["early"], ahead=found["ahead"], filtered=found["filtered"],
@@ -247,9 +242,6 @@ class Backend:
         for address, length in found:
             chunk, position = self.pages.place(address)
             pages.append(Page(address=address, chunk=chunk, position=position, length=length))
-        for name, value in (("flushes", 1), ("flushed_rows", rows), ("flushed_entries", entries),
-                            ("flushed_tuples", tuples)):  # fmt: skip
-            self._counts[name] += value
         return Delta(leader=leader, pages=tuple(pages), rows=rows, entries=entries, tuples=tuples)
 
     def release(self, pages: Sequence[Page]) -> None:
@@ -262,13 +254,6 @@ class Backend:
         and then nothing has changed."""
         with self._whole("a delta"):
             return sum(self.engine.merge(sender, address, length))
-
-    def merge_bytes(self, sender: int, page: Any) -> int:
-        """The same for a page in a buffer."""
-        view = np.frombuffer(page, np.uint8)
-        if view.ctypes.data % 8:
-            view = np.frombuffer(bytearray(page) + bytearray(8), np.uint8)[: len(view)].copy()
-        return self.merge(sender, view.ctypes.data, len(view))
 
     # -- results -----------------------------------------------------------------------------------
     def trigger(self, closes: int = TIME_MIN) -> list[pa.RecordBatch]:
@@ -428,15 +413,3 @@ class Backend:
         catalogue = [b for b in blocks if b[0] == content["catalogue"]]
         self._catalogue = Catalogue(self.memory, catalogue[0] if catalogue else None)
         self.closed_before = int(content["closed_before"])
-
-    def figures(self) -> dict[str, int]:
-        """Counters since the start, and sizes now."""
-        engine = self.engine
-        tables = [engine.table(bucket) for bucket in engine.slots]
-        return {
-            **self._counts,
-            "merged_pages": engine.merged_pages, "merged_entries": engine.merged_entries,
-            "merged_tuples": engine.merged_tuples, "windows": len(tables),
-            "keys": sum(len(t) for t in tables), "state_bytes": self.memory.allocated,
-            "state_limit_bytes": self.memory.limit, "delta_chunks": len(self.pages.chunks),
-        }  # fmt: skip

@@ -11,7 +11,7 @@ from kdirect.state.arena import StateMemory
 from kdirect.state.chains import ChainTable
 from kdirect.state.keys import KeyBlock
 from kdirect.state.texts import TextCells, TextStore
-from kdirect.state.tuples import ChainShape, ParsedPage
+from kdirect.state.tuples import ChainShape, ParsedPage, TuplePages
 
 class Cells:
     def __init__(
@@ -59,3 +59,7 @@ class IntervalTable(ChainTable):
     def folded(
         self, lengths: np.ndarray, intervals: np.ndarray, overflow: str
     ) -> dict[str, Any]: ...
+    def due(self, closes: int) -> np.ndarray: ...
+    def merge(self, page: Any, sender: Any) -> None: ...
+    def write(self, writer: TuplePages, positions: np.ndarray) -> None: ...
+    def restore(self, entry: dict[str, Any]) -> None: ...
