@@ -8,7 +8,9 @@ Each method takes the name of a field, and after it what its values are.
 
 from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.stdint cimport int64_t, uint8_t, uint64_t
+from libc.stdlib cimport calloc, free, malloc
 
+import functools
 import hashlib
 
 from kdirect.errors import ConfigError
@@ -45,8 +47,12 @@ cdef extern from "generate.h" nogil:
     void kd_put_index(const kd_rows* rows, int width, uint64_t base, uint64_t scale)
     void kd_put_pareto(const kd_rows* rows, int width, uint64_t stream, uint64_t base,
                        uint64_t range, double alpha)
+    ctypedef struct kd_zipf_bin:
+        pass
+    uint64_t kd_zipf_bins(uint64_t range, kd_zipf_bin* bins)
+    void kd_zipf_prepare(kd_zipf_bin* bins, uint64_t n, double z, double* weight, uint64_t* order)
     void kd_put_zipf(const kd_rows* rows, int width, uint64_t stream, uint64_t base,
-                     uint64_t range, double z)
+                     const kd_zipf_bin* bins, uint64_t n, double z)
     void kd_put_reals(const kd_rows* rows, int width, uint64_t stream, double low, double high)
     void kd_put_prices(const kd_rows* rows, int width, int real, uint64_t stream)
     void kd_put_letters(const kd_rows* rows, int64_t width, int64_t letters, uint64_t stream)
@@ -55,6 +61,35 @@ cdef extern from "generate.h" nogil:
     void kd_put_times(const kd_rows* rows, int width, uint64_t stream, const kd_times* times,
                       const kd_mixture* mixture)
     void kd_put_references(const kd_rows* rows, int width, uint64_t stream, const kd_reference* r)
+
+
+cdef class _Zipf:
+    """The table of a Zipf distribution over [0, range): some hundred KiB at most."""
+
+    cdef kd_zipf_bin* bins
+    cdef uint64_t count
+
+    def __cinit__(self, uint64_t range, double z):
+        cdef double* weight
+        cdef uint64_t* order
+        self.count = kd_zipf_bins(range, NULL)
+        self.bins = <kd_zipf_bin*>calloc(self.count, sizeof(kd_zipf_bin))
+        weight = <double*>malloc(self.count * sizeof(double))
+        order = <uint64_t*>malloc(self.count * sizeof(uint64_t))
+        try:
+            if self.bins == NULL or weight == NULL or order == NULL:
+                raise MemoryError
+            kd_zipf_bins(range, self.bins)
+            kd_zipf_prepare(self.bins, self.count, z, weight, order)
+        finally:
+            free(weight)
+            free(order)
+
+    def __dealloc__(self):
+        free(self.bins)
+
+
+_zipf = functools.lru_cache(maxsize=16)(_Zipf)
 
 
 cdef class Filler:
@@ -150,8 +185,9 @@ cdef class Filler:
         """base + k, where k is in [0, range) with a chance in proportion to (k + 1)^-z."""
         cdef uint64_t stream
         cdef int width = self._at(name, &stream)
+        cdef _Zipf table = _zipf(range, z)
         with nogil:
-            kd_put_zipf(&self._rows, width, stream, base, range, z)
+            kd_put_zipf(&self._rows, width, stream, base, table.bins, table.count, z)
 
     def reals(self, str name, double low, double high):
         """float32 or float64, uniform in [low, high)."""

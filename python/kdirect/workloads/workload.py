@@ -19,7 +19,7 @@ from kdirect.format.fixed_layout import FixedLayout
 from kdirect.state.plan import AggregatePlan, Input, JoinPlan
 from kdirect.workloads.generate import Filler
 
-PIECE_BYTES = 256 << 10  # of records whose fields are filled in turn: they stay in a cache
+PIECE_BYTES = 512 << 10  # of records whose fields are filled in turn: they stay in a cache
 START_US = 1_700_000_000_000_000  # 14 November 2023, 22:13:20 UTC
 
 
