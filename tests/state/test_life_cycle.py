@@ -214,7 +214,11 @@ def test_records_that_retention_removed_are_named(
     broker: Any, session: Session, seed: int, tmp_path: Path
 ) -> None:
     jobs.write(session, jobs.events(seed, RECORDS), 1)
-    settings: dict[str, Any] = {**SMALL, "directory": tmp_path / "job"}
+    settings: dict[str, Any] = {
+        **SMALL,
+        "directory": tmp_path / "job",
+        "state_memory": str(tmp_path / "memory"),
+    }
     with run(jobs.plan(), broker.bootstrap_servers, **settings) as job:
         next(job)
         session.admin.delete_records({TopicPartition(jobs.TOPIC, 0): 5000})
