@@ -40,6 +40,13 @@ Memory, and what ends its use:
   `poll` to `release`.  A hostile peer can write there at any time: values that steer loops or
   addresses must be read once and checked, whatever the CRC said.
 
+Order.  A buffer is published by its last 8 bytes: over shm a release store after its other bytes,
+seen by an acquire load of the receiver's poll (`landing.h`); both are plain moves on x86, and no
+fence is needed between a payload and its footer.  The credit word is one 8-byte WRITE, loaded in
+the same way.  Each is written by one side alone.  What one buffer moves between two cores is its
+own lines; the line of the credit word moves once for each group of credits (half the slots), which
+the receiver writes once and the sender reads after a post, while nobody waits for it.
+
 A set has one receive completion queue for all its channels, on which it sleeps, and each channel
 its own send completion queue.  There is no lock.  One thread at a time calls a set and all its
 channels; only `ChannelSet.wake` may be called from any thread.
