@@ -19,16 +19,12 @@ import mmap
 import os
 
 from cpython.buffer cimport PyBuffer_FillInfo
-from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
-from posix.mman cimport MAP_FAILED, PROT_READ, PROT_WRITE, madvise, munmap
+from libc.stdint cimport uint8_t, uint32_t, uint64_t, uintptr_t
+from posix.mman cimport MAP_FAILED, MAP_SHARED, PROT_READ, PROT_WRITE, munmap
+from posix.mman cimport mmap as c_mmap
 
 from kdirect.errors import ConfigError, StateLimitError
 from kdirect.state.layout cimport PAGE_HEADER_BYTES, STATE_HEADER_BYTES
-
-cdef extern from "huge_map.h" nogil:
-    enum:
-        KD_HUGE_BYTES, MADV_COLLAPSE
-    void* kd_map_shared(int fd, size_t length, int protection, int64_t position)
 
 cdef enum:
     SMALLEST_LOG = 12
@@ -155,7 +151,6 @@ cdef class StateMemory:
         to = min(self.limit, (end + BACKED_STEP - 1) // BACKED_STEP * BACKED_STEP)
         for to in (to, end):
             try:
-                self._back_by_huge_pages(to)
                 os.posix_fallocate(self._fd, self._backed, to - self._backed)
             except OSError as e:
                 if e.errno not in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG, errno.EDQUOT):
@@ -168,19 +163,6 @@ cdef class StateMemory:
             else:
                 break
         self._backed = to
-
-    def _back_by_huge_pages(self, uint64_t end):
-        """Uses huge pages up to `end` as far as there are any: a table that no cache holds costs
-        an entry of the page table for each row that it finds."""
-        cdef uint64_t begin = (self._backed + KD_HUGE_BYTES - 1) // KD_HUGE_BYTES * KD_HUGE_BYTES
-        cdef uint64_t at
-        end = end // KD_HUGE_BYTES * KD_HUGE_BYTES
-        if begin >= end:
-            return
-        # The kernel collapses only what has a page already, so give each stretch one.
-        for at in range(begin, end, KD_HUGE_BYTES):
-            os.posix_fallocate(self._fd, at, mmap.PAGESIZE)
-        madvise(self.base + begin, end - begin, MADV_COLLAPSE)
 
     def _from_spare(self, uint64_t size):
         """The position of `size` bytes cut from the first spare stretch that has them, or 0."""
@@ -240,7 +222,7 @@ cdef StateMemory _mapped(int fd, limit, name):
     size = os.fstat(fd).st_size
     if size < <object>memory.limit:
         os.ftruncate(fd, memory.limit)
-    p = kd_map_shared(fd, memory.limit, PROT_READ | PROT_WRITE, 0)
+    p = c_mmap(NULL, memory.limit, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0)
     if p == MAP_FAILED:
         raise StateLimitError(f"cannot map {memory.limit} bytes of {name}",
                               hint="lower state.limit.bytes or raise `ulimit -v`")
