@@ -59,15 +59,15 @@ def write(
     ]
     with session.producer(**settings) as producer:
         for start in range(0, records, rows * count):
-            for partition in range(count):
-                left = (records - start - partition + count - 1) // count
-                own = min(rows, left)
+            for begin in range(start, start + count):
+                own = min(rows, (records - begin + count - 1) // count)
                 if own <= 0:
                     continue
-                made = stream.records(first + start + partition, own, step=count, out=out)
+                made = stream.records(first + begin, own, step=count, out=out)
+                partition = partition_of[(first + begin) % count]
                 producer.send_arrow(
                     pa.RecordBatch.from_arrays(
-                        [stream.layout.values(made), partition_of[partition].slice(0, own)],
+                        [stream.layout.values(made), partition.slice(0, own)],
                         names=["value", "partition"],
                     ),
                     topic,
