@@ -21,6 +21,7 @@ from kdirect.errors import (
     ClosedError,
     ConfigError,
     ForgedChannelError,
+    TimedOutError,
     TornBufferError,
 )
 from kdirect.rdma import channel_probe, layout
@@ -455,3 +456,17 @@ def test_what_does_not_fit_is_refused(rig: Rig) -> None:
     with pytest.raises(ValueError, match="call buffer first"):
         ends.sender.send(1)
     assert ends.sender.sent == 0
+
+
+def test_a_loop_over_bare_memory_that_ends_too_late_has_no_time(rig: Rig) -> None:
+    """What a benchmark would take for a slow round."""
+    mine, theirs, words = (Memory.anonymous(4096) for _ in range(3))
+    source = Ends(rig).near.register(Memory.anonymous(4096))
+    for measure in (
+        lambda: channel_probe.bare_bounce(mine, theirs, 64, 1, True, 20),
+        lambda: channel_probe.bare_send_loop(theirs, words, source, 64, 65, timeout_ms=20),
+        lambda: channel_probe.bare_send_loop(theirs, words, source, 64, 64, timeout_ms=20),
+        lambda: channel_probe.bare_receive_loop(mine, words, 64, 4, 4, 20),
+    ):
+        with pytest.raises(TimedOutError, match="bare memory"):
+            measure()

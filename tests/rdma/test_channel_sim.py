@@ -196,13 +196,61 @@ def test_lost_killed_and_revoked_channels_end_with_the_peers_name(seed: int, dis
     assert {e.peer for e in errors} == {"the far end", "the near end"}
 
 
-def test_generations_go_round(seed: int) -> None:
-    """More turns than there are generations."""
+def connected(seed: int, slots: int):
+    """(network, sender, receiver), each in a set of its own."""
     network = SimNetwork(seed)
-    near, far = (ChannelSet(network.device(), most=1, slots=2, slot_bytes=64) for _ in "ab")
+    near, far = (ChannelSet(network.device(), most=1, slots=slots, slot_bytes=64) for _ in "ab")
     sender, receiver = near.sender("far"), far.receiver("near")
     receiver.connect(sender.offer)
     sender.connect(receiver.offer)
+    return network, sender, receiver
+
+
+def test_wake_ends_a_wait_although_credits_could_not_be_returned(seed: int) -> None:
+    network, sender, receiver = connected(seed, 64)
+    far = receiver.end.channels
+    for _ in range(32):
+        assert sender.buffer() is not None and sender.send(0)
+    network.run_until_idle()
+    while receiver.poll():
+        receiver.release()
+        far.wait(0)  # returns a credit, while fewer than 16 returns are under way
+    assert receiver.returned < receiver.released, "credits are owed"
+    far.wake()
+    assert not far.wait(1000)
+    assert receiver.returned < receiver.released, "it has waited for them"
+
+
+def test_a_sender_wakes_up_for_a_completion_that_comes_after_its_credit(seed: int) -> None:
+    """It has a credit, and no slot of its own for it yet: the peer sends nothing more."""
+    late = 0
+    for one in seeds(seed):
+        network, sender, receiver = connected(one, 4)
+        near, far = sender.end.channels, receiver.end.channels
+        chance = random.Random(one)
+        for _ in range(300):
+            if chance.random() < 0.3 and sender.buffer() is not None:
+                assert sender.send(0)
+            if chance.random() < 0.3 and receiver.poll():
+                receiver.release()
+            network.step()
+            if sender.buffer() is None and sender.posted < sender.acknowledged + 4:
+                late += 1
+                while receiver.poll():
+                    receiver.release()
+                far.wait(0)
+                if late % 2:
+                    assert near.wait()
+                else:
+                    assert sender.wait_credit()
+                assert sender.buffer() is not None
+                break
+    assert late > 5
+
+
+def test_generations_go_round(seed: int) -> None:
+    """More turns than there are generations."""
+    network, sender, receiver = connected(seed, 2)
     for i in range(2 * 600):
         while sender.buffer() is None:
             network.step()

@@ -12,6 +12,7 @@ cdef class ChannelSet(Wakeups):
     cdef void** _by_number
     cdef readonly uint32_t most
     cdef readonly uint32_t slots, slot_bytes
+    cdef bint _woken                            # `wake` was called since it last ended a wait
     cdef bint _closed
 
     cdef bint c_ready(self) noexcept nogil

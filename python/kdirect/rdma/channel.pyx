@@ -185,7 +185,7 @@ cdef class ChannelSet(Wakeups):
         return ready
 
     cdef bint c_owing(self) noexcept nogil:
-        """Are there credits that could not be returned, because too many returns are under way?"""
+        """Does an end wait for what wakes nobody here?"""
         cdef uint32_t i
         for i in range(self.most):
             if self._by_number[i] != NULL and (<ChannelEnd> self._by_number[i]).c_owes():
@@ -222,11 +222,14 @@ cdef class ChannelSet(Wakeups):
                 return ready
             left = -1 if timeout_ms < 0 else (until - now + 999999) // 1000000
             if owing and (left < 0 or left > 1):
-                left = 1                      # completions of returns wake nobody here
-            woken = not self.completions.wait(left) and not owing
+                left = 1
+            woken = not self.completions.wait(left) and (self._woken or not owing)
+            if woken:
+                self._woken = False
 
     def wake(self):
         """Make `wait` return; from any thread."""
+        self._woken = True
         self.completions.wake()
 
     def fileno(self):

@@ -172,9 +172,15 @@ cdef class ChannelEnd(WriteQueue):
         return ready
 
     cdef bint c_owes(self) noexcept nogil:
-        """Are there credits that could not be returned, because too many returns are under way?"""
-        if self._receiver == NULL or self.how != END_NONE:
+        """Does this end wait for the completion of a WRITE, which wakes nobody?  A receiver does
+        that could not return credits, because too many returns are under way; a sender whose credit
+        has come before the completion of the WRITE that it is for."""
+        if self.how != END_NONE:
             return False
+        if self._receiver == NULL:
+            return (self._ring != NULL and (<Sender> self._ring).blocked
+                    and (<Sender> self._ring).posted - (<Sender> self._ring).acknowledged
+                    < (<Sender> self._ring).credits)
         return ((<Receiver> self._receiver).released != (<Receiver> self._receiver).returned
                 or (<Receiver> self._receiver)._wake_sender)
 
@@ -365,7 +371,10 @@ cdef class Sender(CreditRing):
                 if left <= 0:
                     return False
                 left = left // 1000000 + 1
+            if self.end.c_owes():
+                left = 1
             self.end.channels.completions.wait(left)
+            left = -1
             with nogil:
                 self.end.channels.c_drain()
         return True

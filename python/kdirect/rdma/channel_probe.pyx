@@ -25,6 +25,8 @@ cdef extern from "crc32c.h" nogil:
 cdef enum:
     LOOKS = 4096               # between looks at the clock
 
+BARE = "nothing has come through the bare memory"
+
 
 def crc32c(data):
     """Of bytes, as footers have it."""
@@ -177,6 +179,7 @@ def bare_send_loop(Memory ring, Memory words, MemoryRegion source, uint32_t slot
     cdef uint64_t slots = ring.length // slot_bytes, n = 0
     cdef int64_t i, start, deadline
     cdef uint32_t looks = 0
+    cdef bint late = False
     cdef uint8_t* sent = words.data
     cdef const uint8_t* given_back = words.data + 128
     with nogil:
@@ -189,20 +192,25 @@ def bare_send_loop(Memory ring, Memory words, MemoryRegion source, uint32_t slot
                 kd_pause()
                 looks += 1
                 if looks % LOOKS == 0 and kd_now_ns() > deadline:
+                    late = True
                     break
+            if late:
+                break
             memcpy(ring.data + n % slots * slot_bytes, source.data + at, slot_bytes)
             n += 1
             kd_land(sent, <uint8_t*> &n, 8)
             at += slot_bytes
             if at + slot_bytes > source.length:
                 at = 0
-        while kd_landed(given_back) != n:
+        while not late and kd_landed(given_back) != n:
             kd_pause()
             looks += 1
             if looks % LOOKS == 0 and kd_now_ns() > deadline:
-                break
+                late = True
         start = kd_now_ns() - start
     memset(words.data, 0, 256)
+    if late:
+        raise TimedOutError(BARE)
     return start
 
 
@@ -213,6 +221,7 @@ def bare_receive_loop(Memory ring, Memory words, uint32_t slot_bytes, int64_t co
     cdef uint64_t slots = ring.length // slot_bytes, n = 0, total = 0, k
     cdef int64_t deadline
     cdef uint32_t looks = 0
+    cdef bint late = False
     cdef const uint64_t* at
     with nogil:
         deadline = kd_now_ns() + timeout_ms * 1000000
@@ -221,13 +230,18 @@ def bare_receive_loop(Memory ring, Memory words, uint32_t slot_bytes, int64_t co
                 kd_pause()
                 looks += 1
                 if looks % LOOKS == 0 and kd_now_ns() > deadline:
+                    late = True
                     break
+            if late:
+                break
             at = <const uint64_t*> (ring.data + n % slots * slot_bytes)
             for k in range(slot_bytes // 8):
                 total += at[k]
             n += 1
             if n % group == 0:
                 kd_land(words.data + 128, <uint8_t*> &n, 8)
+    if late:
+        raise TimedOutError(BARE)
     return total
 
 
@@ -303,6 +317,7 @@ def bare_bounce(Memory mine, Memory theirs, uint32_t length, int64_t count, bint
     cdef int64_t i, start, deadline
     cdef uint64_t n
     cdef uint32_t looks = 0
+    cdef bint late = False
     cdef uint8_t source[4096]
     cdef const uint8_t* word = mine.data + length - 8
     memset(source, 1, 4096)
@@ -318,10 +333,15 @@ def bare_bounce(Memory mine, Memory theirs, uint32_t length, int64_t count, bint
                 kd_pause()
                 looks += 1
                 if looks % LOOKS == 0 and kd_now_ns() > deadline:
+                    late = True
                     break
+            if late:
+                break
             if not first:
                 kd_land(theirs.data, source, length)
         start = kd_now_ns() - start
         n = 0
         memcpy(<void*> word, &n, 8)
+    if late:
+        raise TimedOutError(BARE)
     return start
