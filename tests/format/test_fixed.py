@@ -345,6 +345,17 @@ def test_event_times_are_microseconds(unit: str, units: list[int], tested: bool)
     assert [row.offset for row in decoder.dropped.samples] == bad[:SAMPLES]
 
 
+@pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
+def test_a_time_without_a_sign_may_be_too_far_ahead_and_never_before_1970(unit: str) -> None:
+    decoder = FixedDecoder(
+        "t", 0, FixedLayout.of("t:uint64"), [], time="t", time_unit=unit, latest_us=3 * 10**15
+    )
+    times = (3000, 2**63 - 1, 2**63, 2**64 - 1)
+    decoder.feed(Reference.simple([(None, struct.pack("<Q", time)) for time in times]))
+    assert decoder.take_rows().rows == 1
+    assert decoder.dropped.counts == {DropReason.TOO_FAR_AHEAD: 3}
+
+
 def test_a_date_and_the_timestamp_of_the_record_are_times() -> None:
     layout = FixedLayout.of("d:date32")
     data = Reference.simple([(None, struct.pack("<i", d)) for d in (0, 19_000)])

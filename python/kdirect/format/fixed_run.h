@@ -275,6 +275,9 @@ static void kd_fixed_times(const kd_chunk *chunk, const kd_time *time, int64_t *
     else
         KD_OF_WIDTH(time->width, KD_TIMES)
 #undef KD_TIMES
+    if (time->width == 8) /* without a sign: what reads as negative is too great */
+        for (int64_t i = 0; i < rows; i++)
+            out[i] = out[i] < 0 ? INT64_MAX : out[i];
     if (scale == 0)
         for (int64_t i = 0; i < rows; i++)
             out[i] = out[i] / 1000 - (out[i] % 1000 < 0);
