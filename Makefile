@@ -119,7 +119,7 @@ sanitize: install ## Run the tests of the state engine's kernels with gcc's sani
 		UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 PYTHONPATH=$(SANITIZED) \
 		$(BIN)/pytest -p no:cacheprovider $(ARGS) tests/format/test_fixed.py $(addprefix \
 		tests/state/test_,$(addsuffix .py,arena backend chains collisions fragments half_done \
-		keys sessions snapshots table))
+		keys sessions snapshots table texts))
 
 .PHONY: check
 check: install ## Lint, formatting, types, import rules, tidiness; changes nothing

@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kdirect.errors import StateLimitError
+from kdirect.errors import DeltaError, StateLimitError
 from kdirect.state import AggregatePlan, Input, NoWindow, Session, Tumbling
 from kdirect.state.append import AppendState
 from kdirect.state.arena import StateMemory
+from kdirect.state.texts import LONGEST_VALUE_BYTES
 from tests.state.append_run import Cluster, owners_of, page_memory, update
 from tests.state.family import NOW_US, SECOND
 
@@ -181,6 +182,36 @@ def test_a_value_that_is_too_long_is_refused_wherever_its_leader_is(executors: i
     cluster = Cluster(p, executors)
     with pytest.raises(StateLimitError, match=r"min\(v\): a value has 40000 bytes"):
         update(cluster.executors[0], 0, p.input, rows_of([(1, 1, "x" * 40_000)]), NOW_US)
+
+
+@pytest.mark.parametrize("excess", [0, 1])
+def test_a_page_with_a_value_that_is_too_long_is_refused(excess: int) -> None:
+    """Its leader could not write it into a snapshot."""
+    one = AggregatePlan(
+        input=plan(NoWindow()).input, keys="k", window=NoWindow(), aggregates=[("min", "v")]
+    )
+    cluster = Cluster(one, 2, page_bytes=1 << 16)
+    rows = rows_of([(k, 1, "b") for k in range(8)])
+    update(cluster.executors[0], 0, one.input, rows, NOW_US)
+    ((sender, leader, page),) = cluster.flush(0)
+    words = np.frombuffer(page, np.uint64)
+    # The first tuple: bucket, key, words of the row, time, last time, lane, state.
+    head = 4 + 1 + cluster.executors[0].keys.words
+    begin = head + 4 + cluster.executors[0].cells.words
+    length = LONGEST_VALUE_BYTES + excess
+    tail = struct.pack("<II", 1, length) + b"x" * length
+    padded = tail + bytes(-len(tail) % 8)
+    forged = np.concatenate([words[:begin], np.frombuffer(padded, np.uint64)])
+    forged[begin - 1] = len(tail)
+    forged[head] = len(forged) - head - 2
+    forged.view(np.uint32)[[1, 2]] = 1, forged.nbytes
+    forged[3] = 1
+    if excess:
+        with pytest.raises(DeltaError, match="leads outside of its state"):
+            cluster.executors[leader].merge(sender, forged.tobytes())
+    else:
+        cluster.executors[leader].merge(sender, forged.tobytes())
+    assert len(list(cluster.executors[leader].snapshot())) == 1 - excess
 
 
 def test_equal_floats_are_one_value_of_a_set() -> None:

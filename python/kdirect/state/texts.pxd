@@ -12,6 +12,7 @@ cdef extern from "texts_run.h" nogil:
         KD_TEXT_FIRST
         KD_TEXT_LAST
         KD_TEXT_SET
+        KD_LONGEST_TEXT
 
     ctypedef struct kd_text:
         uint32_t kind, input, offset, words

@@ -38,7 +38,7 @@ cdef enum:
 
 KINDS = {"min": KD_TEXT_MIN, "max": KD_TEXT_MAX, "first": KD_TEXT_FIRST, "last": KD_TEXT_LAST,
          "collect_set": KD_TEXT_SET}
-LONGEST_VALUE_BYTES = 32_000   # with the longest key it still fits into a page of 64 KiB
+LONGEST_VALUE_BYTES = KD_LONGEST_TEXT
 
 
 cdef class TextStore:

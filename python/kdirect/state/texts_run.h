@@ -28,6 +28,7 @@
 
 enum { KD_TEXT_MIN, KD_TEXT_MAX, KD_TEXT_FIRST, KD_TEXT_LAST, KD_TEXT_SET };
 #define KD_FEWEST_SLOTS 8
+#define KD_LONGEST_TEXT 32000 /* with the longest key it still fits into a page of 64 KiB */
 
 typedef struct {
     uint32_t kind;
@@ -356,7 +357,7 @@ static int kd_text_fits(const kd_text *cells, uint32_t count, const uint64_t *wo
                 return 0;
             uint64_t length = kd_text_u32(tail + at);
             at += 4;
-            if (bytes - at < length || (a->width && length != a->width))
+            if (bytes - at < length || (a->width ? length != a->width : length > KD_LONGEST_TEXT))
                 return 0;
             at += length;
         }
