@@ -9,10 +9,12 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kdirect.errors import StateDirectoryError
+from kdirect.state import mapped as mapped_module
 from kdirect.state.directory import JobDirectory
 from kdirect.state.mapped import MappedDirectory, Owner, sweep
 
@@ -142,6 +144,34 @@ def test_a_directory_that_cannot_be_looked_at_says_nothing(
     assert not owner.may_come_back()
     monkeypatch.setattr(Path, "read_text", refused)
     assert owner.may_come_back()
+
+
+@pytest.mark.parametrize("name", ["mkdir", "_is_own"])
+def test_a_sweep_between_two_steps_of_making_a_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """It removes the directory, which is empty: once before each of the calls."""
+    path = tmp_path / f"kdirect-state-{os.getuid()}-{'f' * 16}"
+    path.mkdir()
+    owner = os if name == "mkdir" else mapped_module
+    real = getattr(owner, name)
+    swept = []
+
+    def after_a_sweep(*given: Any) -> Any:
+        if Path(given[0]) != path or swept:
+            return real(*given)
+        if name == "_is_own":
+            swept.append(path.rmdir())
+            return real(*given)
+        try:
+            return real(*given)
+        finally:
+            swept.append(path.rmdir())
+
+    monkeypatch.setattr(owner, name, after_a_sweep)
+    MappedDirectory(path).close()
+    assert swept
+    assert (path / "lock").exists()
 
 
 def _race(root: str, path: str, is_user: bool, until: float) -> None:

@@ -148,11 +148,14 @@ def sweep(root: Path) -> list[Path]:
 
 def _in_use(path: Path) -> FileLock:
     """Share the lock of the directory, which is made where it is missing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     while True:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if not _is_own(path):
-            raise PermissionError(f"{path} is not a directory of this user")
-        with contextlib.suppress(FileNotFoundError):  # a sweep removed it meanwhile
+        # Between any two of these calls a sweep may remove the directory, which is empty as yet.
+        with contextlib.suppress(FileExistsError):
+            path.mkdir(mode=0o700)
+        with contextlib.suppress(FileNotFoundError):
+            if not _is_own(path):
+                raise PermissionError(f"{path} is not a directory of this user")
             return FileLock(path / LOCK, shared=True, timeout_s=_LOCK_TIMEOUT_S)
 
 
