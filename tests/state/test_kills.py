@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,9 +23,14 @@ import pytest
 
 import kdirect
 from kdirect.client.session import Session
-from kdirect.errors import StateDirectoryError, StateError
+from kdirect.errors import (
+    CoordinatorUnavailableError,
+    StateDirectoryError,
+    StateError,
+    StateProtocolError,
+)
 from kdirect.model import TopicPartition
-from kdirect.state import kept
+from kdirect.state import executor, kept, launcher
 from kdirect.state.launcher import LocalLauncher
 from kdirect.state.stream_job import run
 from tests.state import jobs
@@ -286,3 +293,35 @@ def test_the_state_of_a_living_process_is_fenced(
         kept.KeptState(tmp_path, 0, 1, 1 << 20)
     first.close()
     kept.KeptState(tmp_path, 0, 1, 1 << 20).close()
+
+
+def test_a_process_that_ends_before_it_reads_its_settings_says_why(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(launcher.ExecutorSettings, "to_json", lambda _: time.sleep(0.5) or "{}")
+    settings = launcher.ExecutorSettings(
+        host="", port=0, token="", executor=0, executors=1, memory=""
+    )
+    process = LocalLauncher(("sh", "-c", "echo no room >&2; exit 3")).start(settings)
+    assert re.search("executor 0 .* exited with status 3: no room", str(process.ended()))
+    process.end(0)
+
+
+def test_an_executor_that_cannot_join_does_not_try_again_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As when a coordinator refuses it, which ends the connection."""
+    turns = iter(range(12))
+
+    def refused(*_: object) -> None:
+        if next(turns, None) is None:
+            raise CoordinatorUnavailableError("it has gone")
+        raise StateProtocolError("the connection was closed")
+
+    slept: list[float] = []
+    monkeypatch.setattr(time, "sleep", slept.append)
+    monkeypatch.setattr(executor.Executor, "open", refused)
+    with pytest.raises(CoordinatorUnavailableError):
+        executor.serve(None)  # type: ignore[arg-type]
+    assert sum(slept) > 3
+    assert max(slept) <= 1

@@ -77,7 +77,7 @@ class ControlConnection:
         return str(self._socket.getsockname()[0])
 
     def send(self, data: bytes | memoryview) -> None:
-        """Hand a message to the kernel, whole.  TimedOutError when the peer does not read."""
+        """Hand a message to the kernel, whole.  A peer that does not read in time has gone."""
         if len(data) > self.limit:
             raise StateProtocolError(f"a message of {len(data)} bytes to {self.peer} is too long")
         deadline = time.monotonic() + SEND_TIMEOUT_S

@@ -25,6 +25,7 @@ import logging
 import os
 import signal
 import sys
+import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,7 @@ log = logging.getLogger("kdirect.state")
 
 SENT_BYTES = 8 << 20  # of rows, in one frame
 SETTINGS_VARIABLE = "KDIRECT_EXECUTOR"
+LEAST_PAUSE_S, MOST_PAUSE_S = 0.01, 1.0  # before one that could not join tries again
 EXIT_FAILED = 1  # the coordinator was told why
 EXIT_SETTINGS = 2  # they cannot be read
 EXIT_LOST = 3  # the coordinator has gone
@@ -127,6 +129,7 @@ class Executor:
         )
         exchange: Exchange | None = None
         connection: control.ControlConnection | None = None
+        executor: Executor | None = None
         try:
             connection = control.connect(settings.host, settings.port, settings.token)
             exchange = _exchange(settings, connection.local_host)
@@ -148,7 +151,8 @@ class Executor:
         except BaseException as e:
             if connection is not None:
                 _report(connection, settings.executor, e)
-            for part in (exchange, connection, kept):
+            parts = (exchange, connection, kept) if executor is None else (executor,)
+            for part in parts:
                 if part is not None:
                     part.close()
             raise
@@ -417,6 +421,7 @@ def serve(settings: ExecutorSettings, observer: Observer | None = None) -> None:
     """Be an executor until the job is stopped.  When the job begins again because another executor
     was lost, this one joins it again, with the state that it has.  Raises what ends the job, and
     CoordinatorUnavailableError when that has gone."""
+    pause_s = LEAST_PAUSE_S
     while True:
         # An error that ended an attempt leaves cycles that hold its devices: end them now.
         gc.collect()
@@ -425,7 +430,11 @@ def serve(settings: ExecutorSettings, observer: Observer | None = None) -> None:
         except KdirectError as e:
             if not _is_loss(e):
                 raise
+            log.info("an executor joins again in %.2f s: %s", pause_s, e)
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, MOST_PAUSE_S)
             continue
+        pause_s = LEAST_PAUSE_S
         with executor:
             try:
                 executor.serve()

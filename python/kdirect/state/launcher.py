@@ -9,6 +9,7 @@ job of several hosts one that starts them there.
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 import tempfile
@@ -53,7 +54,8 @@ class LocalProcess:
             command, stdin=subprocess.PIPE, stderr=self._errors, close_fds=True
         )
         assert self._process.stdin is not None
-        with self._process.stdin as stdin:
+        # A process that has ended already does not read them: `ended` says why.
+        with contextlib.suppress(BrokenPipeError), self._process.stdin as stdin:
             stdin.write(settings.to_json().encode() + b"\n")
 
     @property
