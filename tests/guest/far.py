@@ -7,8 +7,8 @@ line (test_two_hosts.py).
                   -> status ACKNOWLEDGED READ OVER_RDMA
     probe         ask the broker for its topics over a connection of its own, within a few seconds
                   -> probe ok | probe ERROR
-    job KIND HERE run a job of the state engine with an executor on each host; HERE is the address of
-                  this one -> job {JSON}; see far_job.py
+    job KIND HERE run a job of the state engine with an executor on each host; HERE is the address
+                  of this one -> job {JSON}; see far_job.py
     stop          no more; wait for what is under way, read everything again
                   -> stopped {JSON}
 
