@@ -204,7 +204,9 @@ def _children(pid: int) -> dict[int, str]:
 def test_the_command_tells_of_ends_and_ends_without_its_zookeeper(tmp_path: Path) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "kdirect.cli", "cluster", "start", "--brokers", "2"]
-        + ["--directory", str(tmp_path)],
+        + ["--directory", str(tmp_path)]
+        # One that has not noticed the store's end asks for its orderly stop four times 10 s.
+        + ["--set", "controlled.shutdown.enable=false"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
