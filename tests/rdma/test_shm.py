@@ -582,7 +582,7 @@ def test_strangers_at_the_door(shm_rig: Rig, seed: int, monkeypatch: pytest.Monk
     hello = shm_link._HELLO.pack(b"KDSL", 1, 1, bytes(16), bytes(16), 1, 1, 1, 1)
     strangers = []
     with monkeypatch.context() as patched:
-        patched.setattr(shm_link, "HANDSHAKE_TIMEOUT_S", 0.2)
+        patched.setattr(shm_rig.other_device._service, "_handshake_timeout_s", 0.2)
         for i in range(60):
             s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             s.connect(b"\0" + name)
