@@ -615,9 +615,10 @@ ENGINE = Options("Options of the state engine", (
            "Address of this host on which the coordinator listens for executors."),
     Option("advertised_address", "str", None,
            "Address by which executors reach the coordinator; listen_address if it is not given."),
-    Option("stall_timeout", "ms", 0,
-           "How long executors may take for a batch or a snapshot before those that have not "
-           "answered are ended and started again; 0: for ever.", low=0),
+    Option("stall_timeout", "ms", 120_000,
+           "How long an executor that owes an answer may say nothing, or all of them may get no "
+           "further, before they are held to hang and are started again; 0: for ever. A batch may "
+           "take longer: executors say each second that they go on.", low=0),
     Option("start_timeout", "ms", 60_000, "How long executors may take to start.", low=1),
     Option("broker_timeout", "ms", 120_000,
            "How long a job waits for brokers that do not answer before it ends with their error.",

@@ -64,6 +64,10 @@ MESSAGES = [
     messages.Connect(attempt=1),
     messages.Ready(attempt=1, executor=2),
     messages.NotRestored(attempt=1, executor=2, batch=8, message="it is gone"),
+    messages.FetchPart(attempt=1, executor=2, batch=8, file="part-1-0"),
+    messages.FetchedPart(attempt=1, batch=8, file="part-1-0", size=10),
+    messages.PartFollows(attempt=1, batch=8, file="part-1-0", size=10),
+    messages.Working(attempt=1, executor=2, steps=7),
     messages.StartBatch(
         attempt=1, batch=4, ranges={TP: Range(3, 9)}, clock=AFTER.clock, idle=frozenset([OTHER]),
         closed_before=-3, now_us=17, vparts=((0, 3), (9, 256)), emit=False,

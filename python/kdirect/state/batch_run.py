@@ -32,7 +32,6 @@ from kdirect.state.plan import Plan
 from kdirect.state.source import Block, TopicSource
 
 BUFFERS_A_TURN = 8
-IDLE_WAIT_MS = 500  # then it is looked whether the coordinator is still there
 COMPLETION_WAIT_MS = 1
 
 
@@ -77,7 +76,8 @@ class BatchResult:
 @dataclass(slots=True, kw_only=True)
 class Tools:
     """What batches work with; it outlives each of them.  `look` raises when the coordinator has
-    gone; `done` writes the header and keeps the output."""
+    gone; it is called when nothing could be done for `idle_wait_ms`, and `stepped` for each block
+    and page.  `mark` writes the header and keeps the output."""
 
     plan: Plan
     readers: int
@@ -86,6 +86,8 @@ class Tools:
     session: Session
     observer: Observer
     look: Callable[[], None]
+    stepped: Callable[[], None]
+    idle_wait_ms: int
     mark: Callable[[Phase, BatchResult], None]
     epoch_bytes: int
     block_rows: int
@@ -139,7 +141,9 @@ class BatchRun:
     def _sleep(self) -> None:
         exchange = self._tools.exchange
         self._result.counts["waits"] += 1
-        exchange.wait(COMPLETION_WAIT_MS if self._waits_for_completions else IDLE_WAIT_MS)
+        exchange.wait(
+            COMPLETION_WAIT_MS if self._waits_for_completions else self._tools.idle_wait_ms
+        )
         self._tools.look()
 
     # -- reading -----------------------------------------------------------------------------------
@@ -179,6 +183,7 @@ class BatchRun:
 
     def _read_block(self, asked: helper.Read) -> helper.BlockRead:
         """Apply the next block of a partition."""
+        self._tools.stepped()
         tp = asked.tp
         side, given = self._inputs[tp.topic]
         if tp not in self._sources:
@@ -315,6 +320,7 @@ class BatchRun:
     def _take(self, peer: int, receiver: ReceivingEnd) -> bool:
         """Treat the present buffer of a peer as the leader decides.  Whether its batch has ended,
         or the buffer belongs to the next one."""
+        self._tools.stepped()
         flags, batch = receiver.flags, receiver.batch
         first = self._began.setdefault(peer, receiver.sequence)
         clock = None
@@ -368,7 +374,9 @@ class BatchRun:
                 )
             case leader.Trigger(_, closes, _):
                 tools.observer.at(Step.TRIGGER, result.batch)
-                result.output = list(tools.state.trigger(closes))
+                for rows in tools.state.trigger(closes):
+                    tools.stepped()
+                    result.output.append(rows)
             case leader.MarkDone(_, phase, after):
                 result.after = after
                 tools.observer.at(Step.OUTPUT, result.batch)

@@ -4,14 +4,16 @@ This file opens sockets.  Owns: frames (four bytes of length, big endian, then t
 token that an executor shows in its first frame, and the limits on what a peer may send.  What may
 not enter: what a message says (`kdirect.state.messages`).
 
-A connection is served from one thread, never blocks in `poll`, and is closed by its owner.  State
-and deltas never travel here; the rows that a batch put out do.
+A connection is served from one thread, never blocks in `poll` and `put`, and is closed by its
+owner.  Deltas never travel here.  The rows that a batch put out do, and so do parts of snapshots
+where two hosts share no directory.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hmac
+import logging
 import os
 import secrets
 import selectors
@@ -19,8 +21,17 @@ import socket
 import struct
 import time
 import weakref
+from collections import deque
+from collections.abc import Iterable, Iterator
 
-from kdirect.errors import CoordinatorUnavailableError, StateProtocolError, TimedOutError
+from kdirect.errors import (
+    ConfigError,
+    CoordinatorUnavailableError,
+    StateProtocolError,
+    TimedOutError,
+)
+
+log = logging.getLogger("kdirect.state")
 
 LENGTH = struct.Struct(">I")
 MAX_MESSAGE_BYTES = 64 << 20
@@ -28,6 +39,16 @@ MAX_TOKEN_BYTES = 1024  # of the first frame, before its sender is known
 TOKEN_TIMEOUT_S = 10.0
 SEND_TIMEOUT_S = 30.0
 RECEIVE_BYTES = 1 << 18
+MOST_STRANGERS = 64  # connections that have not shown the token; a newer one replaces the oldest
+LISTEN_PAUSE_S = 1.0  # after an accept that failed for want of memory or descriptors
+# A host that was switched off says nothing.  The kernel looks after 15 s, four times.
+KEEP_ALIVE = (
+    (socket.SOL_SOCKET, "SO_KEEPALIVE", 1),
+    (socket.IPPROTO_TCP, "TCP_KEEPIDLE", 15),
+    (socket.IPPROTO_TCP, "TCP_KEEPINTVL", 5),
+    (socket.IPPROTO_TCP, "TCP_KEEPCNT", 4),
+    (socket.IPPROTO_TCP, "TCP_USER_TIMEOUT", 35_000),  # of bytes that are not acknowledged, in ms
+)
 
 # A copy in a child made by fork would keep a connection open after the end of its process, and an
 # executor would wait for a coordinator that is gone.
@@ -47,18 +68,31 @@ def new_token() -> str:
     return secrets.token_hex(16)
 
 
-class ControlConnection:
-    """One end of a connection: `send` messages, `poll` for those of the peer.
+def keep_alive(sock: socket.socket) -> None:
+    """Let a connection break when the host of its peer has gone without a word."""
+    for level, name, value in KEEP_ALIVE:
+        if hasattr(socket, name):
+            sock.setsockopt(level, getattr(socket, name), value)
 
-    Raises StateProtocolError when the peer breaks the framing or has gone; then `closed`."""
+
+class ControlConnection:
+    """One end of a connection: `send` or `put` messages, `poll` for those of the peer.
+
+    `send` waits until the kernel has all of a message.  `put` never waits: what the kernel does not
+    take is kept, and `pump` hands it over later; `late` says that the peer has read nothing for too
+    long.  Raises StateProtocolError when the peer breaks the framing or has gone; then `closed`."""
 
     def __init__(self, sock: socket.socket, peer: str, *, limit: int = MAX_MESSAGE_BYTES) -> None:
         _sockets.add(sock)
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.peer = peer
+        keep_alive(sock)
         self.limit = limit
         self._socket = sock
+        self._frames: deque[Iterator[bytes | memoryview]] = deque()
+        self._view: memoryview | None = None  # what is left of a piece that the kernel has in part
+        self._taken_at = 0.0  # when the kernel took something last, or there was nothing to take
         self._received = bytearray()
         self._ended = False
 
@@ -77,20 +111,64 @@ class ControlConnection:
         return str(self._socket.getsockname()[0])
 
     def send(self, data: bytes | memoryview) -> None:
-        """Hand a message to the kernel, whole.  A peer that does not read in time has gone."""
-        if len(data) > self.limit:
-            raise StateProtocolError(f"a message of {len(data)} bytes to {self.peer} is too long")
-        deadline = time.monotonic() + SEND_TIMEOUT_S
+        """Hand a message to the kernel, whole.  TimedOutError when the peer does not read."""
+        self.put(data)
+        while not self.pump():
+            self._wait(selectors.EVENT_WRITE, self._taken_at + SEND_TIMEOUT_S)
+
+    def put(self, *messages: bytes | memoryview) -> None:
+        """Send messages after all that were put before, now or by later calls of `pump`."""
+        for data in messages:
+            if len(data) > self.limit:
+                raise StateProtocolError(
+                    f"a message of {len(data)} bytes to {self.peer} is too long"
+                )
+        self.put_all(messages)
+
+    def put_all(self, messages: Iterable[bytes | memoryview]) -> None:
+        """As `put`; each message is made when the kernel has the one before."""
+        if self._sent_all:
+            self._taken_at = time.monotonic()
+        self._frames.append(_framed(messages))
+        self.pump()
+
+    def pump(self) -> bool:
+        """Give the kernel what it takes.  Whether that was everything."""
         try:
-            for view in (memoryview(LENGTH.pack(len(data))), memoryview(data)):
-                while view:
-                    try:
-                        view = view[self._socket.send(view) :]
-                    except BlockingIOError:
-                        self._wait(selectors.EVENT_WRITE, deadline)
+            while self._view or self._next_piece():
+                assert self._view is not None
+                self._view = self._view[self._socket.send(self._view) :]
+                self._taken_at = time.monotonic()
+        except BlockingIOError:
+            return False
         except OSError as e:
             self.close()
             raise StateProtocolError(f"{self.peer} has gone: {e}") from e
+        return True
+
+    @property
+    def waits_to_write(self) -> bool:
+        """Does `pump` have anything to do?"""
+        return not self._sent_all and not self.closed
+
+    @property
+    def late(self) -> bool:
+        """Has the peer read nothing for longer than is borne?"""
+        return self.waits_to_write and time.monotonic() > self._taken_at + SEND_TIMEOUT_S
+
+    @property
+    def _sent_all(self) -> bool:
+        return not self._view and not self._frames
+
+    def _next_piece(self) -> bool:
+        while self._frames:
+            piece = next(self._frames[0], None)
+            if piece is not None:
+                self._view = memoryview(piece)
+                return True
+            self._frames.popleft()
+        self._view = None  # the memory of what was sent is the caller's again
+        return False
 
     def poll(self) -> bytes | None:
         """The next message, if it is here.  Never blocks."""
@@ -123,8 +201,10 @@ class ControlConnection:
         return message
 
     def close(self) -> None:
-        """End the connection.  What was received and not polled is lost."""
+        """End the connection.  What was received and not polled, or put and not sent, is lost."""
         self._socket.close()
+        self._frames.clear()
+        self._view = None
 
     def _parsed(self) -> bytes | None:
         received = self._received
@@ -152,6 +232,13 @@ class ControlConnection:
             selector.select(left)
 
 
+def _framed(messages: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:
+    for data in messages:
+        yield LENGTH.pack(len(data))
+        if len(data):
+            yield data
+
+
 def connect(host: str, port: int, token: str, *, timeout_s: float = 10.0) -> ControlConnection:
     """An executor's connection to the coordinator, its token sent.  CoordinatorUnavailableError
     when there is none."""
@@ -165,17 +252,31 @@ def connect(host: str, port: int, token: str, *, timeout_s: float = 10.0) -> Con
     return connection
 
 
+def _server(host: str, port: int) -> socket.socket:
+    """A listening socket.  ConfigError for an address that is not of this host."""
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, port), family=family, backlog=128)
+    except OSError as e:
+        raise ConfigError(
+            f"listen_address={host}: the coordinator cannot listen there: {e}",
+            hint="give an address of this host, or 0.0.0.0 with advertised_address",
+        ) from e
+
+
 class ControlListener:
     """Where executors connect to.  `poll` hands out those that have shown the token.
 
-    A peer that shows another token, or none in time, is closed and does not disturb the others."""
+    A peer that shows another token, or none in time, is closed and does not disturb the others.  So
+    is the oldest of too many that have not shown theirs yet."""
 
     def __init__(self, host: str, token: str, *, port: int = 0) -> None:
         self.token = token
         self.refused = 0
-        self._socket = socket.create_server((host, port), backlog=64)
+        self._socket = _server(host, port)
         _sockets.add(self._socket)
         self._socket.setblocking(False)
+        self._paused_until = 0.0
         self._pending: dict[ControlConnection, float] = {}
 
     @property
@@ -186,15 +287,26 @@ class ControlListener:
 
     def filenos(self) -> list[int]:
         """What to wait on: the listening socket, and peers that have not shown the token yet."""
-        return [self._socket.fileno(), *(c.fileno() for c in self._pending)]
+        listening = [] if self._paused else [self._socket.fileno()]
+        return [*listening, *(c.fileno() for c in self._pending)]
+
+    @property
+    def _paused(self) -> bool:
+        return time.monotonic() < self._paused_until
 
     def poll(self) -> list[ControlConnection]:
         """Connections that have shown the token since the last call."""
-        while True:
+        while not self._paused:
             try:
                 sock, address = self._socket.accept()
             except (BlockingIOError, ConnectionError):
                 break
+            except OSError as e:
+                log.warning("connections wait: none can be accepted: %s", e)
+                self._paused_until = time.monotonic() + LISTEN_PAUSE_S
+                break
+            if len(self._pending) >= MOST_STRANGERS:
+                self._refuse(next(iter(self._pending)), "too many others came after it")
             peer = ControlConnection(sock, f"{address[0]}:{address[1]}", limit=MAX_TOKEN_BYTES)
             self._pending[peer] = time.monotonic() + TOKEN_TIMEOUT_S
         return [peer for peer in list(self._pending) if self._shown(peer)]
@@ -202,17 +314,27 @@ class ControlListener:
     def _shown(self, peer: ControlConnection) -> bool:
         try:
             message = peer.poll()
-        except StateProtocolError:
-            message = b""
-        if message is None and time.monotonic() < self._pending[peer]:
+        except StateProtocolError as e:
+            self._refuse(peer, str(e))
+            return False
+        if message is None:
+            if time.monotonic() >= self._pending[peer]:
+                self._refuse(peer, f"it showed no token within {TOKEN_TIMEOUT_S:.0f} s")
+            return False
+        if not hmac.compare_digest(message, self.token.encode()):
+            self._refuse(peer, "it showed another token; is it an executor of another start?")
             return False
         del self._pending[peer]
-        if message and hmac.compare_digest(message, self.token.encode()):
-            peer.limit = MAX_MESSAGE_BYTES
-            return True
+        peer.limit = MAX_MESSAGE_BYTES
+        return True
+
+    def _refuse(self, peer: ControlConnection, why: str) -> None:
+        del self._pending[peer]
         self.refused += 1
+        # One line for the first, the tenth, the hundredth: a scan of ports must not fill the log.
+        if str(self.refused).strip("0") == "1":
+            log.warning("%s is refused (%d so far): %s", peer.peer, self.refused, why)
         peer.close()
-        return False
 
     def close(self) -> None:
         """End the listening, and those that have not shown the token."""

@@ -516,12 +516,15 @@ def _take_snapshot(job: Job) -> tuple[Job, Effects]:
     return job, tuple(
         Tell(
             i,
-            TakeSnapshot(
-                attempt=job.attempt, batch=job.last_committed, file=f"part-{job.attempt}-{i}"
-            ),
+            TakeSnapshot(attempt=job.attempt, batch=job.last_committed, file=part_file(job, i)),
         )
         for i in job.settings.leaders
     )
+
+
+def part_file(job: Job, executor: int) -> str:
+    """The name of an executor's part of a snapshot that is taken now."""
+    return f"part-{job.attempt}-{executor}"
 
 
 def _snapshot_done(job: Job, done: SnapshotDone) -> tuple[Job, Effects]:

@@ -1,9 +1,9 @@
 """Carries out what the coordinator of a job decides: connections, files, processes, time.
 
-This file opens sockets and writes files.  Owns: the connections of executors, the rows that come
-over them, and the order of effects: each is carried out, durably where it must be, before the next
-one.  What may not enter: decisions (`kdirect.state.coordinator`), and how executors are started
-(`kdirect.state.launcher`).
+This file opens sockets and writes files.  Owns: the connections of executors, the rows and parts of
+snapshots that come over them, which executors are held to hang, and the order of effects: each is
+carried out, durably where it must be, before the next one.  What may not enter: decisions
+(`kdirect.state.coordinator`), and how executors are started (`kdirect.state.launcher`).
 
 Everything happens in the thread that calls `next_output` or `stop`; there is no other.  While the
 caller is elsewhere nothing new begins, and executors wait.
@@ -11,13 +11,18 @@ caller is elsewhere nothing new begins, and executors wait.
 
 from __future__ import annotations
 
+import contextlib
+import io
+import itertools
 import logging
+import os
 import selectors
 import shutil
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import BinaryIO
 
 import pyarrow as pa
 
@@ -29,19 +34,22 @@ from kdirect.errors import (
     StateProtocolError,
     TimedOutError,
 )
-from kdirect.state import coordinator, job, messages, snapshots
+from kdirect.state import coordinator, job, messages, part_transfer, snapshots
 from kdirect.state.batches import BatchRecord, Commit, Partition, Range
 from kdirect.state.control import ControlConnection, ControlListener
 from kdirect.state.directory import JobDirectory
 from kdirect.state.executor import ExecutorSettings
+from kdirect.state.heartbeat import Watch
 from kdirect.state.launcher import ExecutorProcess, Launcher
+from kdirect.state.part_transfer import Arriving
 
 log = logging.getLogger("kdirect.state")
 
 PAUSE_S = 0.05  # between two looks at topics that had nothing new
 BROKER_PAUSE_S = 0.5  # between two questions to brokers that do not answer
 TURN_S = 0.2  # the longest sleep: then it is looked whether processes have ended
-STOP_TIMEOUT_S = 10.0
+STOP_TIMEOUT_S = 10.0  # for all executors to leave by themselves
+HELLO_TIMEOUT_S = 20.0  # after the token
 ANSWERING = (  # phases in which executors owe an answer
     job.Phase.LISTENING,
     job.Phase.CONNECTING,
@@ -51,12 +59,23 @@ ANSWERING = (  # phases in which executors owe an answer
 Clock = Callable[[], float]
 
 
-@dataclass(slots=True)
 class _Rows:
-    """The output of one executor, as it comes."""
+    """The output of one executor, as it comes: `take` frames until it says that this was the
+    last."""
 
-    left: int
-    data: bytearray = field(default_factory=bytearray)
+    def __init__(self, size: int) -> None:
+        self.left = size
+        self.data = bytearray()
+
+    def take(self, data: bytes) -> bool:
+        if len(data) > self.left:
+            raise StateProtocolError("there are more rows than were announced")
+        self.data += data
+        self.left -= len(data)
+        return not self.left
+
+    def close(self) -> None:
+        """Nothing is held."""
 
 
 class CoordinatorServer:
@@ -88,15 +107,15 @@ class CoordinatorServer:
         self._executor_settings = executor_settings
         self._ends = ends
         self._start_timeout_s = start_timeout_s
-        self._stall_timeout_s = stall_timeout_s
+        self._watched = Watch(stall_timeout_s, time.monotonic)
         self._broker_timeout_s = broker_timeout_s
         self._no_broker_since: float | None = None
-        self._progress: object = None
-        self._progress_at = time.monotonic()
         self._trigger_interval_s = trigger_interval_s
         self._clock = clock
         self._processes: dict[int, ExecutorProcess] = {}
-        self._strangers: list[ControlConnection] = []  # have shown the token, and not said hello
+        self._starts: Counter[int] = Counter()  # of each executor's process
+        # Those that have shown the token and not said hello, and until when they may.
+        self._strangers: dict[ControlConnection, float] = {}
         self._connections: dict[int, ControlConnection] = {}
         self._events: deque[job.Event] = deque()
         self._ask_at: float | None = None  # when to look at the ends, by time.monotonic
@@ -104,7 +123,7 @@ class CoordinatorServer:
         self._gathering_since = time.monotonic()
         self._deaths = 0  # of processes since the last batch
         self._why = ""  # the last process ended
-        self._rows: dict[int, _Rows] = {}
+        self._arriving: dict[int, _Rows | Arriving] = {}  # what comes in frames, by executor
         self._handing: int | None = None
         self._tables: dict[int, pa.Table] = {}
         self._output: tuple[int, pa.Table] | None = None
@@ -199,12 +218,15 @@ class CoordinatorServer:
 
     def close(self) -> None:
         """End all processes and connections.  What is durable stays."""
+        for arriving in self._arriving.values():
+            arriving.close()
         for connection in (*self._connections.values(), *self._strangers):
             connection.close()
         self._listener.close()
-        patience = STOP_TIMEOUT_S
+        # They leave when their connections end, all at once.
+        deadline = time.monotonic() + STOP_TIMEOUT_S
         for process in self._processes.values():
-            process.end(patience)
+            process.end(max(0.0, deadline - time.monotonic()))
         self._processes.clear()
 
     # -- one turn ----------------------------------------------------------------------------------
@@ -230,16 +252,35 @@ class CoordinatorServer:
                 selector.register(fd, selectors.EVENT_READ)
             for connection in (*self._connections.values(), *self._strangers):
                 if not connection.closed:
-                    selector.register(connection, selectors.EVENT_READ)
+                    events = selectors.EVENT_READ
+                    if connection.waits_to_write:
+                        events |= selectors.EVENT_WRITE
+                    selector.register(connection, events)
             selector.select(timeout)
         if self._ask_at is not None and time.monotonic() >= self._ask_at:
             self._ask_at = None
             self._find_ends()
-        self._strangers += self._listener.poll()
+        deadline = time.monotonic() + HELLO_TIMEOUT_S
+        self._strangers |= dict.fromkeys(self._listener.poll(), deadline)
         for stranger in list(self._strangers):
             self._meet(stranger)
         for executor, connection in list(self._connections.items()):
+            self._pump(executor, connection)
             self._hear(executor, connection)
+        self._end_stalled()
+
+    def _pump(self, executor: int, connection: ControlConnection) -> None:
+        """Give an executor what it has not taken yet."""
+        try:
+            connection.pump()
+            if not connection.late:
+                return
+            why = "it does not read what it is told"
+        except StateProtocolError as e:
+            why = str(e)
+        if self._connections.get(executor) is connection:
+            log.info("executor %d is lost: %s", executor, why)
+            self._lose(executor)
 
     def _find_ends(self) -> None:
         """Ask the brokers, and again while none answers: one may be starting again."""
@@ -267,18 +308,11 @@ class CoordinatorServer:
                 why = process.ended()
                 if why is None:
                     continue
-                process.end(0)
-                self._deaths += 1
-                self._why = why
-                log.warning("%s", why)
-                if self._deaths > self._settings.max_restarts:
-                    raise StateError(
-                        f"executors ended {self._deaths} times without a batch in between; the"
-                        f" last one: {why}",
-                        hint="its message says why; max_restarts is the limit",
-                    )
-            self._processes[executor] = self._launcher.start(self._executor_settings(executor))
-        self._end_stalled()
+                self._bury(executor, why)
+            self._starts[executor] += 1
+            self._processes[executor] = self._launcher.start(
+                replace(self._executor_settings(executor), start=self._starts[executor])
+            )
         if self._job.phase is not job.Phase.GATHERING:
             self._gathering_since = time.monotonic()
         elif time.monotonic() - self._gathering_since > self._start_timeout_s:
@@ -291,50 +325,91 @@ class CoordinatorServer:
                 hint="look at their processes; start_timeout is the limit",
             )
 
+    def _bury(self, executor: int, why: str) -> None:
+        """See that a process is gone.  StateError if too many went without a batch in between."""
+        self._processes.pop(executor).end(0)
+        self._deaths += 1
+        self._why = why
+        log.warning("%s", why)
+        if self._deaths > self._settings.max_restarts:
+            raise StateError(
+                f"executors ended {self._deaths} times without a batch in between; the last one:"
+                f" {why}",
+                hint="its message says why; max_restarts is the limit",
+            )
+
+    def _owing(self) -> set[int]:
+        """The executors that owe an answer."""
+        if self._handing is not None:
+            return set(self._settings.leaders) - self._tables.keys()
+        state = self._job
+        if state.phase is job.Phase.SNAPSHOT:
+            return set(self._settings.leaders) - state.heard
+        if state.phase in ANSWERING:
+            return set(range(self._settings.executors)) - state.heard
+        return set()
+
     def _end_stalled(self) -> None:
-        """End the processes that have not answered for too long: a process may hang, or be stopped,
-        without an end of its connection."""
-        now, state = time.monotonic(), self._job
-        progress = (state.attempt, state.phase, state.heard, len(state.steps), state.last)
-        if progress != self._progress or state.phase not in ANSWERING:
-            self._progress, self._progress_at = progress, now
-        elif 0 < self._stall_timeout_s < now - self._progress_at:
-            self._progress_at = now
-            for executor, process in self._processes.items():
-                if executor not in state.heard:
-                    log.warning(
-                        "%s did not answer within %.1f s (%s): it is ended; stall_timeout is the"
-                        " limit",
-                        process.name,
-                        self._stall_timeout_s,
-                        state.phase.name,
-                    )
-                    process.end(0)
+        """Part with the processes that hang: they may be stopped, or wait for ever, without an end
+        of their connections.  A successor is started at once, also where the launcher cannot reach
+        the host: what the old process says later is refused."""
+        state = self._job
+        work = (state.attempt, state.phase, len(state.steps), state.last, self._handing)
+        for executor, why in self._watched.stalled(work, self._owing()).items():
+            process = self._processes.get(executor)
+            if process is not None:
+                self._bury(
+                    executor,
+                    f"{process.name} hangs: it {why} ({state.phase.name}); stall_timeout is the"
+                    " limit",
+                )
+            self._lose(executor)
 
     def _meet(self, stranger: ControlConnection) -> None:
         """Has a new connection said which executor it is?"""
         try:
             data = stranger.poll()
             if data is None:
+                if time.monotonic() > self._strangers[stranger]:
+                    raise StateProtocolError(f"it said no hello within {HELLO_TIMEOUT_S:.0f} s")
                 return
             hello = messages.decode_from_executor(data)
+            if not isinstance(hello, messages.Hello | messages.Failed):
+                raise StateProtocolError(f"it began with {hello.type}")
+            self._check_place(stranger, hello)
         except (StateProtocolError, FormatError) as e:
-            log.warning("a connection was dropped: %s", e)
-            self._strangers.remove(stranger)
+            log.warning("%s is refused: %s", stranger.peer, e)
+            del self._strangers[stranger]
             stranger.close()
             return
-        self._strangers.remove(stranger)
-        if isinstance(hello, messages.Failed):
-            self._event(hello)
-        elif isinstance(hello, messages.Hello):
+        del self._strangers[stranger]
+        if isinstance(hello, messages.Hello):
             old = self._connections.get(hello.executor)
             if old is not None:
                 old.close()
+                self._give_up_output()
             self._connections[hello.executor] = stranger
-            self._event(hello)
-        else:
-            log.warning("%s began with %s: dropped", stranger.peer, hello.type)
-            stranger.close()
+            self._watched.heard(hello.executor)
+        self._event(hello)
+
+    def _check_place(
+        self, peer: ControlConnection, hello: messages.Hello | messages.Failed
+    ) -> None:
+        """Is this the process that was started last as this executor?  One that was held to hang
+        and goes on, or has the settings of another job, must not end this one."""
+        executors = self._settings.executors
+        if hello.executor >= executors:
+            raise StateProtocolError(
+                f"it wants to be executor {hello.executor} of a job of {executors}: start"
+                " it with the settings that the launcher gets"
+            )
+        if isinstance(hello, messages.Hello) and hello.start < self._starts[hello.executor]:
+            with contextlib.suppress(StateProtocolError):
+                peer.put(messages.encode(messages.Stop(attempt=self._job.attempt)))
+            raise StateProtocolError(
+                f"executor {hello.executor} on {hello.host} (process {hello.process_id}) was"
+                " replaced by another process: it is told to stop"
+            )
 
     def _hear(self, executor: int, connection: ControlConnection) -> None:
         """Treat all that has come from an executor."""
@@ -343,8 +418,9 @@ class CoordinatorServer:
                 data = connection.poll()
                 if data is None:
                     return
-                if executor in self._rows:
-                    self._take_rows(executor, data)
+                if executor in self._arriving:
+                    self._watched.heard(executor)
+                    self._take_frame(executor, data)
                     continue
                 self._understand(executor, messages.decode_from_executor(data))
         except (StateProtocolError, FormatError) as e:
@@ -355,11 +431,20 @@ class CoordinatorServer:
         named = getattr(message, "executor", executor)
         if named != executor:
             raise StateProtocolError(f"executor {executor} speaks for executor {named}")
+        if isinstance(message, messages.Working):
+            self._watched.heard(executor, message.steps)
+            return
+        self._watched.heard(executor)
         if isinstance(message, messages.Output):
-            if message.batch == self._handing and message.attempt == self._job.attempt:
-                self._rows[executor] = _Rows(message.size)
-            else:
+            if message.batch != self._handing or message.attempt != self._job.attempt:
                 raise StateProtocolError(f"executor {executor} sent rows that nobody asked for")
+            self._arriving[executor] = _Rows(message.size)
+            return
+        if isinstance(message, messages.PartFollows):
+            self._expect_part(executor, message)
+            return
+        if isinstance(message, messages.FetchPart):
+            self._send_part(executor, message)
             return
         if isinstance(message, messages.BatchDone) and message.attempt == self._job.attempt:
             self._deaths = 0
@@ -377,12 +462,49 @@ class CoordinatorServer:
         self._give_up_output()
         self._event(job.Lost(executor))
 
+    # -- parts of snapshots, for hosts that do not see the directory -------------------------------
+
+    def _expect_part(self, executor: int, part: messages.PartFollows) -> None:
+        state = self._job
+        expected = (state.attempt, state.last_committed, coordinator.part_file(state, executor))
+        is_due = state.phase is job.Phase.SNAPSHOT and executor not in state.heard
+        if (part.attempt, part.batch, part.file) != expected or not is_due:
+            raise StateProtocolError(
+                f"executor {executor} sent a part of a snapshot that nobody asked for"
+            )
+        directory = snapshots.snapshot_directory(self._directory.snapshots, part.batch)
+        arriving = Arriving(directory / part.file, part.size)
+        if arriving.left:
+            self._arriving[executor] = arriving
+
+    def _send_part(self, executor: int, asked: messages.FetchPart) -> None:
+        """Send a part of a snapshot; zero bytes where there is none."""
+        directory = snapshots.snapshot_directory(self._directory.snapshots, asked.batch)
+        known = [m for m in self._job.manifests if m.number == asked.batch]
+        if not any(asked.file == part.file for manifest in known for part in manifest.parts):
+            raise StateProtocolError(
+                f"executor {executor} asks for {asked.file} of batch {asked.batch}, which is none"
+            )
+        try:
+            file: BinaryIO = open(directory / asked.file, "rb")  # noqa: SIM115 - `frames` closes it
+            size = os.fstat(file.fileno()).st_size
+        except OSError as e:
+            log.warning("%s: a part cannot be read: %s", directory / asked.file, e)
+            file, size = io.BytesIO(), 0
+        announced = messages.FetchedPart(
+            attempt=asked.attempt, batch=asked.batch, file=asked.file, size=size
+        )
+        frames = itertools.chain((messages.encode(announced),), part_transfer.frames(file, size))
+        self._put(executor, frames)
+
     # -- output ------------------------------------------------------------------------------------
 
     def _give_up_output(self) -> None:
         """What was being collected is asked for again after the recovery."""
         self._handing = None
-        self._rows.clear()
+        for arriving in self._arriving.values():
+            arriving.close()
+        self._arriving.clear()
         self._tables.clear()
 
     def _hand_out(self, batch: int) -> None:
@@ -391,17 +513,15 @@ class CoordinatorServer:
         for executor in self._settings.leaders:
             self._tell(executor, messages.TakeOutput(attempt=self._job.attempt, batch=batch))
 
-    def _take_rows(self, executor: int, data: bytes) -> None:
-        rows = self._rows[executor]
-        if len(data) > rows.left:
-            raise StateProtocolError(f"executor {executor} sent more rows than it announced")
-        rows.data += data
-        rows.left -= len(data)
-        if rows.left:
+    def _take_frame(self, executor: int, data: bytes) -> None:
+        arriving = self._arriving[executor]
+        if not arriving.take(data):
             return
-        del self._rows[executor]
+        del self._arriving[executor]
+        if not isinstance(arriving, _Rows):
+            return
         try:
-            with pa.ipc.open_stream(pa.py_buffer(rows.data)) as reader:
+            with pa.ipc.open_stream(pa.py_buffer(arriving.data)) as reader:
                 self._tables[executor] = reader.read_all().replace_schema_metadata(None)
         except pa.ArrowInvalid as e:
             raise StateProtocolError(f"executor {executor} sent rows that are none: {e}") from e
@@ -445,12 +565,16 @@ class CoordinatorServer:
                     self._finished = effect
 
     def _tell(self, executor: int, message: messages.FromCoordinator) -> None:
+        self._put(executor, (messages.encode(message),))
+
+    def _put(self, executor: int, frames: Iterable[bytes]) -> None:
+        """Send frames as the executor takes them; this thread never waits for it."""
         connection = self._connections.get(executor)
         if connection is None:
             return  # lost, which is on its way to the machine
         try:
-            connection.send(messages.encode(message))
-        except (StateProtocolError, TimedOutError) as e:
+            connection.put_all(frames)
+        except StateProtocolError as e:
             log.info("executor %d is lost: %s", executor, e)
             del self._connections[executor]
             connection.close()

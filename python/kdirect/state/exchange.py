@@ -27,7 +27,7 @@ from kdirect.state.tcp_channel import TcpDoor, TcpReceiver, TcpSender
 
 log = logging.getLogger("kdirect.state")
 
-CONNECT_TIMEOUT_S = 30.0
+FLUSH_TIMEOUT_S = 30.0
 COMPLETION_TIMEOUT_MS = 30_000
 Address = dict[str, Any]
 
@@ -235,11 +235,11 @@ class TcpExchange:
         self._executor = executor
         self._host = host
         self._token = token
-        self._door = TcpDoor(host, token)
         payload = slot_bytes - FOOTER_BYTES
         others = [i for i in range(executors) if i != executor]
         self.senders = {i: TcpSender(peer_name(i), payload) for i in others}
         self.receivers = {i: TcpReceiver(peer_name(i), payload) for i in others}
+        self._door = TcpDoor(host, token, self.receivers)
         self.sources: list[Any] = []
 
     def address(self) -> Address:
@@ -256,7 +256,8 @@ class TcpExchange:
             except (KeyError, TypeError, ValueError) as e:
                 raise StateExchangeError(f"{peer_name(i)} gave no address") from e
             sender.connect(host, port, self._executor, self._token)
-        self._door.admit(self.receivers, CONNECT_TIMEOUT_S)
+        # The senders of the others come when they are ready: `wait` lets them in.
+        self._door.admit()
 
     def add_source(self, memory: Memory) -> None:
         self.sources.append(memory)
@@ -266,14 +267,18 @@ class TcpExchange:
         writing = [s for s in self.senders.values() if s.waits_to_write]
         for sender in writing:
             sender.poll()
-        readable, writable, _ = select.select(reading, writing, [], timeout_ms / 1000)
+        at_door = self._door.waits_on
+        readers: list[Any] = [*reading, *at_door]
+        readable, writable, _ = select.select(readers, writing, [], timeout_ms / 1000)
         for sender in writable:
             sender.poll()
+        if at_door:
+            self._door.admit()
         return bool(readable or writable)
 
     def flush(self) -> None:
         while writing := [s for s in self.senders.values() if s.completed < s.sent]:
-            if not select.select([], writing, [], CONNECT_TIMEOUT_S)[1]:
+            if not select.select([], writing, [], FLUSH_TIMEOUT_S)[1]:
                 raise StateExchangeError(f"{writing[0].peer} does not read")
             for sender in writing:
                 sender.poll()

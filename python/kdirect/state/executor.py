@@ -11,9 +11,11 @@ API for a process that somebody else starts (a worker of Spark, for example)::
     with Executor.open(settings) as executor:
         result = executor.run_batch()          # of the batch that the coordinator starts next
 
-``python -m kdirect.state.executor`` takes its settings as one line of JSON from standard input, and
-serves batches until the coordinator stops it or goes away.  Devices, queue pairs and threads are
-made by the process that uses them, never before a fork.
+``python -m kdirect.state.executor`` takes its settings, as JSON, from the environment variable
+KDIRECT_EXECUTOR or else from one line of standard input, and serves batches until the coordinator
+stops it or goes away: whatever starts a process on another host can start an executor there
+(`kdirect.state.launcher`).  Devices, queue pairs and threads are made by the process that uses
+them, never before a fork.
 """
 
 from __future__ import annotations
@@ -25,10 +27,13 @@ import logging
 import os
 import signal
 import sys
+import tempfile
 import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from kdirect.client.session import Session, connect
 from kdirect.errors import (
@@ -42,17 +47,21 @@ from kdirect.errors import (
     StateProtocolError,
 )
 from kdirect.rdma.layout import DEFAULT_SLOT_BYTES, DEFAULT_SLOTS, FOOTER_BYTES
-from kdirect.state import control, leader, messages, snapshots
+from kdirect.state import control, leader, messages, part_transfer, snapshots
 from kdirect.state.arena import StateMemory
 from kdirect.state.batch_run import BatchResult, BatchRun, Observer, Step, Tools
-from kdirect.state.batches import Phase
+from kdirect.state.batches import Part, Phase
 from kdirect.state.exchange import Exchange, RdmaExchange, TcpExchange
 from kdirect.state.executor_state import Place, State, open_state, owners_of, page_memory
+from kdirect.state.heartbeat import LONGEST_INTERVAL_S, Heart
 from kdirect.state.kept import KeptState
 
 log = logging.getLogger("kdirect.state")
 
 SENT_BYTES = 8 << 20  # of rows, in one frame
+IDLE_WAIT_MS = 500  # in the midst of a batch: then it is looked whether the coordinator is there
+TEMPORARY = "kdirect-part-"
+T = TypeVar("T")
 SETTINGS_VARIABLE = "KDIRECT_EXECUTOR"
 LEAST_PAUSE_S, MOST_PAUSE_S = 0.01, 1.0  # before one that could not join tries again
 EXIT_FAILED = 1  # the coordinator was told why
@@ -65,7 +74,8 @@ class ExecutorSettings:
     """What a process must know to become executor `executor` of `executors` of a job.
 
     `memory` is the directory of its mapped state on this host, `token` a secret of this start of
-    the job, which belongs into no command line.  The rest are options of the engine
+    the job, which belongs into no command line.  `start` counts the processes that were started as
+    this executor: the coordinator refuses all but the newest.  The rest are options of the engine
     (`kdirect.options.ENGINE`); `exchange` is rdma or tcp, decided."""
 
     host: str
@@ -74,6 +84,7 @@ class ExecutorSettings:
     executor: int
     executors: int
     memory: str
+    start: int = 0
     exchange: str = "rdma"
     provider: str = "shm"
     device_options: dict[str, Any] = field(default_factory=dict)
@@ -118,7 +129,8 @@ class Executor:
         self._welcome: messages.Welcome | None = None
         self._session: Session | None = None
         self._connected = self._restored = False
-        self._early: list[messages.FromCoordinator] = []
+        self._early: deque[messages.FromCoordinator] = deque()
+        self._heart = Heart(self._say_working, LONGEST_INTERVAL_S, time.monotonic)
 
     @classmethod
     def open(cls, settings: ExecutorSettings, observer: Observer | None = None) -> Executor:
@@ -142,6 +154,7 @@ class Executor:
                     host=connection.local_host,
                     address=exchange.address(),
                     header=kept.header,
+                    start=settings.start,
                 )
             )
             while not (executor._connected and executor._restored):
@@ -178,7 +191,7 @@ class Executor:
         """Do what the coordinator asks for until a batch has run; what it put out here.  None when
         the job is stopped.  TimedOutError when nothing was asked for in time."""
         while True:
-            message = self._early.pop(0) if self._early else self._next(timeout_s)
+            message = self._next(timeout_s)
             if isinstance(message, messages.Stop):
                 return None
             result = self._treat(message)
@@ -205,7 +218,27 @@ class Executor:
         self.connection.send(messages.encode(message))
 
     def _next(self, timeout_s: float | None) -> messages.FromCoordinator:
+        if self._early:
+            return self._early.popleft()
         return messages.decode_from_coordinator(self.connection.receive(timeout_s))
+
+    def _say_working(self, steps: int) -> None:
+        """Tell the coordinator that this executor goes on.  Never waits."""
+        if not self.connection.waits_to_write:
+            said = messages.Working(
+                attempt=self.attempt, executor=self.settings.executor, steps=steps
+            )
+            self.connection.put(messages.encode(said))
+
+    def _stepped(self) -> None:
+        """In the midst of a batch: a block or a page is done."""
+        if self._heart.step():
+            self._look()
+
+    def _wait(self) -> None:
+        """In the midst of a batch: nothing can be done."""
+        self._heart.wait()
+        self._look()
 
     def _look(self) -> None:
         """In the midst of a batch: is the coordinator still there?"""
@@ -232,7 +265,10 @@ class Executor:
             case messages.TakeSnapshot():
                 self._snapshot(order)
             case messages.Stop():
-                raise StateProtocolError("the job was stopped before it began")
+                raise CoordinatorUnavailableError(
+                    f"executor {self.settings.executor} was told to stop before it began: the job"
+                    " has ended, or another process has taken its place"
+                )
         return None
 
     @property
@@ -244,6 +280,9 @@ class Executor:
     def _join(self, welcome: messages.Welcome) -> None:
         settings, options = self.settings, welcome.options
         self._welcome = welcome
+        self._heart = Heart(
+            self._say_working, options["heartbeat_interval_ms"] / 1000, time.monotonic
+        )
         self._session = connect(options["source"])
         state = self._open_state(welcome, fresh=welcome.cold or self._kept.header is None)
         only_read = sum(first == last for first, last in welcome.vparts)
@@ -254,7 +293,9 @@ class Executor:
             exchange=self._exchange,
             session=self._session,
             observer=self._observer,
-            look=self._look,
+            look=self._wait,
+            stepped=self._stepped,
+            idle_wait_ms=min(IDLE_WAIT_MS, options["heartbeat_interval_ms"]),
             mark=self._mark,
             epoch_bytes=options["epoch_bytes"],
             block_rows=options["block_rows"],
@@ -292,11 +333,10 @@ class Executor:
         welcome, tools = self._joined, self._working
         executor = self.settings.executor
         own = welcome.vparts[executor]
-        root = Path(welcome.options["snapshots"])
-        directory = snapshots.snapshot_directory(root, order.batch)
+        wanted = [part for part in order.parts if part.first < own[1] and own[0] < part.last]
         try:
-            for part in order.parts:
-                if part.first < own[1] and own[0] < part.last:
+            with self._parts(order.batch, wanted) as directory:
+                for part in wanted:
                     for vpart, rows in snapshots.read_part(
                         directory,
                         part,
@@ -306,6 +346,7 @@ class Executor:
                     ):
                         self._observer.at(Step.RESTORE, order.batch)
                         tools.state.restore(vpart, rows)
+                        self._heart.step()
         except StateDirectoryError as e:
             self._tell(
                 messages.NotRestored(
@@ -363,22 +404,89 @@ class Executor:
                 self.connection.send(data[at : at + SENT_BYTES])
 
     def _snapshot(self, order: messages.TakeSnapshot) -> None:
-        welcome, executor = self._joined, self.settings.executor
+        executor = self.settings.executor
         self._observer.at(Step.SNAPSHOT, order.batch)
-        root = Path(welcome.options["snapshots"])
-        part = snapshots.write_part(
-            snapshots.snapshot_directory(root, order.batch),
-            order.file,
-            self._working.state.snapshot(),
-            vparts=welcome.vparts[executor],
-            plan_hash=welcome.plan.hash,
-            batch=order.batch,
-        )
+        if self._sees_directory:
+            directory = snapshots.snapshot_directory(self._snapshots, order.batch)
+            part = self._write_part(directory, order)
+        else:
+            with tempfile.TemporaryDirectory(prefix=TEMPORARY) as name:
+                part = self._write_part(Path(name), order)
+                self._send_part(Path(name, part.file), order.batch, part)
         self._tell(
             messages.SnapshotDone(
                 attempt=order.attempt, batch=order.batch, executor=executor, part=part
             )
         )
+
+    def _write_part(self, directory: Path, order: messages.TakeSnapshot) -> Part:
+        welcome = self._joined
+        return snapshots.write_part(
+            directory,
+            order.file,
+            self._stepping(self._working.state.snapshot()),
+            vparts=welcome.vparts[self.settings.executor],
+            plan_hash=welcome.plan.hash,
+            batch=order.batch,
+        )
+
+    def _stepping(self, items: Iterable[T]) -> Iterator[T]:
+        """The same items; each of them is a step."""
+        for item in items:
+            self._heart.step()
+            yield item
+
+    # -- parts of snapshots, where this host does not see the directory of the job -----------------
+
+    @property
+    def _snapshots(self) -> Path:
+        return Path(self._joined.options["snapshots"])
+
+    @property
+    def _sees_directory(self) -> bool:
+        return part_transfer.sees(self._snapshots, self._joined.options["snapshots_mark"])
+
+    @contextlib.contextmanager
+    def _parts(self, batch: int, wanted: Sequence[Part]) -> Iterator[Path]:
+        """A directory with these parts of the snapshot after `batch`."""
+        if not wanted or self._sees_directory:
+            yield snapshots.snapshot_directory(self._snapshots, batch)
+            return
+        with tempfile.TemporaryDirectory(prefix=TEMPORARY) as name:
+            for part in wanted:
+                self._fetch_part(Path(name, part.file), batch, part)
+            yield Path(name)
+
+    def _fetch_part(self, path: Path, batch: int, part: Part) -> None:
+        self._tell(
+            messages.FetchPart(
+                attempt=self.attempt,
+                executor=self.settings.executor,
+                batch=batch,
+                file=part.file,
+            )
+        )
+        while True:
+            message = messages.decode_from_coordinator(self.connection.receive())
+            if isinstance(message, messages.FetchedPart):
+                break
+            self._early.append(message)
+        if message.size != part.size:
+            raise StateDirectoryError(
+                f"{part.file}: {message.size} bytes, where the manifest says {part.size}"
+            )
+        with contextlib.closing(part_transfer.Arriving(path, message.size)) as arriving:
+            while arriving.left:
+                arriving.take(self.connection.receive())
+                self._heart.step()
+
+    def _send_part(self, path: Path, batch: int, part: Part) -> None:
+        self._tell(
+            messages.PartFollows(attempt=self.attempt, batch=batch, file=part.file, size=part.size)
+        )
+        with open(path, "rb") as file:
+            for data in self._stepping(part_transfer.frames(file, part.size)):
+                self.connection.send(data)
 
 
 def _exchange(settings: ExecutorSettings, local_host: str) -> Exchange:

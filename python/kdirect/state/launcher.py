@@ -1,15 +1,21 @@
-"""Processes of executors on this host: started, watched, ended.
+"""Processes of executors: started, watched, ended, on this host or another one.
 
 This file starts processes.  Owns: how an executor's process is started and what its end means.
-What may not enter: when one is started again (`kdirect.state.stream_job`).
+What may not enter: when one is started again (`kdirect.state.coordinator_server`).
 
-A launcher is anything with `start`: tests pass one whose processes kill themselves at a step, and a
-job of several hosts one that starts them there.
+A launcher is anything with `start`.  `LocalLauncher` starts children of this process.  One for
+other hosts hands ``settings.to_json()`` to a process there, in the environment variable
+KDIRECT_EXECUTOR or as a line of standard input, and that process is ``python -m
+kdirect.state.executor``, or one that calls `kdirect.state.Executor.open(ExecutorSettings.from_json(...))`.  The settings hold the
+token of the job: no command line may show them.  What `start` returns tells whether the process
+runs; a launcher that cannot reach its host any more may leave the process there: the coordinator
+refuses it as soon as another one was started in its place.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import subprocess
 import sys
 import tempfile
@@ -17,6 +23,8 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from kdirect.state.executor import ExecutorSettings
+
+log = logging.getLogger("kdirect.state")
 
 END_TIMEOUT_S = 10.0
 SHOWN_BYTES = 2000
@@ -30,17 +38,19 @@ class ExecutorProcess(Protocol):
         """For messages: what and where."""
 
     def ended(self) -> str | None:
-        """Why it ended, or None while it runs."""
+        """Why it ended, or None while it runs.  Asked for a few times a second: never blocks."""
 
     def end(self, timeout_s: float) -> None:
-        """See that it is gone: it has `timeout_s` to leave by itself."""
+        """See that it is gone, as far as that can be done from here: it has `timeout_s` to leave by
+        itself.  Raises nothing where its host does not answer."""
 
 
 class Launcher(Protocol):
     """Starts executors."""
 
     def start(self, settings: ExecutorSettings) -> ExecutorProcess:
-        """Start the process of one executor."""
+        """Start the process of one executor, with exactly these settings but for `memory`, the
+        directory on its host below which it maps its state.  Returns at once."""
 
 
 class LocalProcess:
@@ -79,7 +89,10 @@ class LocalProcess:
             self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             self._process.kill()
-            self._process.wait(END_TIMEOUT_S)
+            try:
+                self._process.wait(END_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                log.warning("%s was killed and is still there", self.name)
         self._errors.close()
 
     def _said(self) -> str:

@@ -1,7 +1,8 @@
 """What coordinator and executors say to each other, as values with a form in JSON.
 
 A message is one JSON object with its ``type``; on a connection it follows its length, four bytes
-big endian.  `Output` is followed by `size` bytes of an Arrow stream.  Whatever arrives is checked
+big endian.  `Output` is followed by `size` bytes of an Arrow stream, `PartFollows` and
+`FetchedPart` by `size` bytes of a file, each in frames of any length.  Whatever arrives is checked
 before anything looks at it: a message of another version or shape is a `FormatError`.
 
 =================  =====================  ==========================================================
@@ -14,6 +15,9 @@ from executor      from coordinator       when
 `Ready`                                   channels to all peers are up, and what is lost is restored
                    `StartBatch`           to all, with the ranges that this one reads
 `NotRestored`                             a part is damaged or gone: an older snapshot, please
+`FetchPart`        `FetchedPart`          an executor that does not see the job's directory
+`PartFollows`                             the same: its part of a snapshot, before `SnapshotDone`
+`Working`                                 each second while an answer is owed: it goes on
 `BatchDone`                               it leads nothing of the batch any more
                    `TakeOutput`           of the batch that is done
 `Output`                                  the rows follow
@@ -51,7 +55,8 @@ LONGEST_BYTES = 64 << 20  # of one message without the rows that follow an Outpu
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hello:
     """The first words of an executor.  `address` is where its channels are reached, in the form of
-    its transport.  `header` is of the state file that it found, or None."""
+    its transport.  `header` is of the state file that it found, or None.  `start` is the number of
+    the start of its process, which the settings said: an older one has been replaced."""
 
     type: ClassVar[str] = "hello"
     executor: int
@@ -60,6 +65,7 @@ class Hello:
     host: str
     address: dict[str, Any]
     header: StateHeader | None
+    start: int = 0
     version: int = VERSION
 
 
@@ -125,6 +131,52 @@ class NotRestored:
     executor: int
     batch: int
     message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchPart:
+    """Send the file `file` of the snapshot after `batch`: this executor's host does not see the
+    directory of the job."""
+
+    type: ClassVar[str] = "fetch_part"
+    attempt: int
+    executor: int
+    batch: int
+    file: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchedPart:
+    """The answer: `size` bytes of the file follow; none where it cannot be read."""
+
+    type: ClassVar[str] = "fetched_part"
+    attempt: int
+    batch: int
+    file: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartFollows:
+    """`size` bytes of the file `file` of the snapshot after `batch` follow, for the coordinator to
+    write: this executor's host does not see the directory of the job."""
+
+    type: ClassVar[str] = "part_follows"
+    attempt: int
+    batch: int
+    file: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Working:
+    """This executor goes on with what it owes an answer for.  `steps` counts what it has done since
+    it came; see `kdirect.state.heartbeat`."""
+
+    type: ClassVar[str] = "working"
+    attempt: int
+    executor: int
+    steps: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,10 +278,20 @@ class Stop:
 
 
 FromExecutor: TypeAlias = (
-    Hello | Listening | NotRestored | Ready | BatchDone | Output | SnapshotDone | Failed
+    Hello
+    | Listening
+    | NotRestored
+    | FetchPart
+    | PartFollows
+    | Ready
+    | Working
+    | BatchDone
+    | Output
+    | SnapshotDone
+    | Failed
 )
 FromCoordinator: TypeAlias = (
-    Welcome | Restore | Connect | StartBatch | TakeOutput | TakeSnapshot | Stop
+    Welcome | Restore | FetchedPart | Connect | StartBatch | TakeOutput | TakeSnapshot | Stop
 )
 Message: TypeAlias = FromExecutor | FromCoordinator
 _CLASSES: dict[str, Any] = {c.type: c for u in (FromExecutor, FromCoordinator) for c in get_args(u)}
@@ -370,6 +432,8 @@ _READERS: dict[str, Any] = {
     "rows_out": _not_negative,
     "counts": _counts,
     "size": _not_negative,
+    "start": _not_negative,
+    "steps": _not_negative,
     "file": _file,
     "error": _text,
     "message": _text,

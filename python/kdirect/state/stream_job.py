@@ -28,7 +28,7 @@ from kdirect.client.session import Session, connect
 from kdirect.errors import ConfigError, StateError, UnknownTopicError
 from kdirect.model import TopicPartition
 from kdirect.options import ENGINE
-from kdirect.state import exchange, job
+from kdirect.state import exchange, heartbeat, job, part_transfer
 from kdirect.state.batches import Partition, Range
 from kdirect.state.control import ControlListener, new_token
 from kdirect.state.coordinator_server import CoordinatorServer
@@ -286,6 +286,10 @@ class StateJob:
         return {
             "source": self._source,
             "snapshots": str(self._directory.snapshots.resolve()),
+            "snapshots_mark": part_transfer.leave_mark(self._directory.snapshots),
+            "heartbeat_interval_ms": int(
+                heartbeat.interval_s(options["stall_timeout"] / 1e3) * 1e3
+            ),
             "mode": mode,
             "adaptive_ratio": options["adaptive_ratio"],
             "epoch_bytes": options["epoch_bytes"],

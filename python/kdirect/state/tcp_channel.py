@@ -14,23 +14,26 @@ from __future__ import annotations
 
 import contextlib
 import hmac
-import select
 import socket
 import struct
 import time
 from collections import deque
+from dataclasses import dataclass
 from typing import Any
 
 from kdirect.errors import StateExchangeError
 from kdirect.format.batch import crc32c
 from kdirect.rdma.contract import Memory
 from kdirect.rdma.layout import FOOTER_BYTES
+from kdirect.state.control import keep_alive
 
 # sequence, batch, epoch, attempt, length, CRC, flags, kind, generation (always 1 here).
 HEAD = struct.Struct("<QIIIIIHBB")
 HELLO = struct.Struct("<I32s")
 SLOTS = 8
 HELLO_TIMEOUT_S = 20.0
+CONNECT_TIMEOUT_S = 20.0
+MOST_STRANGERS = 64
 assert HEAD.size == FOOTER_BYTES
 
 
@@ -53,7 +56,8 @@ class TcpSender:
     def connect(self, host: str, port: int, sender: int, token: str) -> None:
         """Reach the receiver's door."""
         try:
-            sock = socket.create_connection((host, port), timeout=HELLO_TIMEOUT_S)
+            sock = socket.create_connection((host, port), timeout=CONNECT_TIMEOUT_S)
+            keep_alive(sock)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             sock.sendall(HELLO.pack(sender, token.encode()))
             sock.setblocking(False)
@@ -166,6 +170,7 @@ class TcpReceiver:
         """Receive from this socket."""
         if self._socket is not None:
             raise StateExchangeError(f"{self.peer} has connected twice")
+        keep_alive(sock)
         sock.setblocking(False)
         self._socket = sock
 
@@ -185,8 +190,8 @@ class TcpReceiver:
         return self._slot[: self.length]
 
     def poll(self) -> bool:
-        """Is a buffer here?  StateExchangeError when the peer has gone, or sent what it must
-        not."""
+        """Is a buffer here?  False before the sender has connected.  StateExchangeError when the
+        peer has gone, or sent what it must not."""
         if self._ready:
             return True
         if self._socket is None:
@@ -257,48 +262,86 @@ class TcpReceiver:
 
 
 class TcpDoor:
-    """Where the senders of other executors connect; each shows the token of this attempt."""
+    """Where the senders of other executors connect; each shows the token of this start of the job.
 
-    def __init__(self, host: str, token: str) -> None:
+    Nobody is waited for: `admit` takes those that have come.  A stranger that shows another token,
+    or nothing for `HELLO_TIMEOUT_S`, is turned away, and so is the oldest of too many; executors
+    that come meanwhile are not kept waiting."""
+
+    def __init__(self, host: str, token: str, receivers: dict[int, TcpReceiver]) -> None:
         self._token = token.encode()
-        self._socket = socket.create_server((host, 0), backlog=64)
+        self._receivers = receivers
+        family = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][0]
+        self._socket = socket.create_server((host, 0), family=family, backlog=128)
+        self._socket.setblocking(False)
+        self._strangers: dict[socket.socket, _Stranger] = {}
+        self.refused = 0
 
     @property
     def port(self) -> int:
         """Where it listens."""
         return int(self._socket.getsockname()[1])
 
-    def admit(self, receivers: dict[int, TcpReceiver], timeout_s: float) -> None:
-        """Wait until each receiver's sender has connected.  Strangers are turned away."""
-        deadline = time.monotonic() + timeout_s
-        while missing := [r.peer for r in receivers.values() if not r.attached]:
-            left = deadline - time.monotonic()
-            if left <= 0 or not select.select([self._socket], [], [], left)[0]:
-                raise StateExchangeError(
-                    f"{', '.join(missing)} did not connect within {timeout_s:.0f} s"
-                )
-            sock, _ = self._socket.accept()
-            sock.settimeout(min(left, 5.0))
-            receiver = None
-            with contextlib.suppress(OSError):
-                sender, token = HELLO.unpack(_exactly(sock, HELLO.size))
-                if hmac.compare_digest(token, self._token):
-                    receiver = receivers.get(sender)
-            if receiver is None:
-                sock.close()
-            else:
-                receiver.attach(sock)
+    @property
+    def waits_on(self) -> list[socket.socket]:
+        """What becomes readable when `admit` has something to do; nothing once all are there."""
+        if all(receiver.attached for receiver in self._receivers.values()):
+            return []
+        return [self._socket, *self._strangers]
+
+    def admit(self) -> bool:
+        """Let in the senders that have shown the token.  Whether any has come."""
+        if not self.waits_on:
+            self._turn_away(list(self._strangers))
+            return False
+        with contextlib.suppress(OSError):  # none left, or none that can be had now
+            while True:
+                sock, _ = self._socket.accept()
+                sock.setblocking(False)
+                self._turn_away(list(self._strangers)[: 1 - MOST_STRANGERS])
+                self._strangers[sock] = _Stranger(time.monotonic() + HELLO_TIMEOUT_S)
+        return sum(self._is_sender(sock) for sock in list(self._strangers)) > 0
+
+    def _is_sender(self, sock: socket.socket) -> bool:
+        stranger = self._strangers[sock]
+        try:
+            data = sock.recv(HELLO.size - len(stranger.said))
+        except BlockingIOError:
+            if time.monotonic() > stranger.until:
+                self._turn_away([sock])
+            return False
+        except OSError:
+            data = b""
+        stranger.said += data
+        if data and len(stranger.said) < HELLO.size:
+            return False
+        receiver = None
+        if len(stranger.said) == HELLO.size:
+            sender, token = HELLO.unpack(stranger.said)
+            if hmac.compare_digest(token, self._token):
+                receiver = self._receivers.get(sender)
+        if receiver is None:
+            self._turn_away([sock])
+            return False
+        del self._strangers[sock]
+        receiver.attach(sock)
+        return True
+
+    def _turn_away(self, strangers: list[socket.socket]) -> None:
+        for sock in strangers:
+            del self._strangers[sock]
+            sock.close()
+            self.refused += 1
 
     def close(self) -> None:
         """Stop listening."""
+        self._turn_away(list(self._strangers))
         self._socket.close()
 
 
-def _exactly(sock: socket.socket, length: int) -> bytes:
-    data = b""
-    while len(data) < length:
-        more = sock.recv(length - len(data))
-        if not more:
-            raise ConnectionResetError("the peer has closed its connection")
-        data += more
-    return data
+@dataclass(slots=True)
+class _Stranger:
+    """A connection that has not shown the token, what it said, and how long it may take."""
+
+    until: float
+    said: bytes = b""

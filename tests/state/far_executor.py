@@ -1,0 +1,27 @@
+"""An executor as on another host, or one that is slow: a program for the tests.
+
+python far_executor.py far        does not see the directory of the job
+python far_executor.py slow       takes 50 ms for each block that it reads
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from kdirect.state import part_transfer
+from kdirect.state.batch_run import Observer, Step
+from kdirect.state.executor import main
+
+
+class Slow(Observer):
+    def at(self, step: Step, batch: int) -> None:
+        if step is Step.READ:
+            time.sleep(0.05)
+
+
+if __name__ == "__main__":
+    how = sys.argv[1]
+    if how == "far":
+        part_transfer.sees = lambda root, mark: False
+    sys.exit(main(Slow() if how == "slow" else None))

@@ -1,0 +1,399 @@
+"""Executors that are started elsewhere, that hang, and strangers on the ports of a job: real
+processes on the addresses of one host.  Two hosts are in tests/guest."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import kdirect
+from kdirect.client.session import Session
+from kdirect.errors import ConfigError, StateExchangeError
+from kdirect.model import TopicPartition
+from kdirect.state import ExecutorSettings, messages, tcp_channel
+from kdirect.state.control import ControlConnection, connect
+from kdirect.state.exchange import TcpExchange
+from kdirect.state.launcher import LocalLauncher, LocalProcess
+from kdirect.state.stream_job import run
+from tests.state import jobs
+from tests.support import wait_until
+
+RECORDS = 20_000
+SMALL: dict[str, Any] = {
+    "executors": 2,
+    "batch_records": 5000,
+    "epoch_bytes": 20_000,
+    "block_rows": 500,
+    "slot_bytes": 4096,
+    "snapshot_interval": 0,
+}
+PROGRAM = str(Path(__file__).with_name("far_executor.py"))
+
+
+@pytest.fixture
+def session(broker: Any) -> Iterator[Session]:
+    with kdirect.connect(broker.bootstrap_servers) as made:
+        yield made
+
+
+def launcher_of(how: str) -> LocalLauncher:
+    return LocalLauncher((sys.executable, PROGRAM, how))
+
+
+class Noting(LocalLauncher):
+    """Notes the settings of what it starts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.started: list[ExecutorSettings] = []
+
+    def start(self, settings: ExecutorSettings) -> LocalProcess:
+        self.started.append(settings)
+        return super().start(settings)
+
+
+def far_and_near(**of_executor_1: Any) -> Any:
+    """A launcher whose executor 1 does not see the directory of the job and has other settings."""
+
+    class Launcher:
+        def start(self, settings: ExecutorSettings) -> LocalProcess:
+            if settings.executor == 0:
+                return LocalLauncher().start(settings)
+            return launcher_of("far").start(replace(settings, **of_executor_1))
+
+    return Launcher()
+
+
+def kill(process: LocalProcess) -> None:
+    os.kill(process.pid, signal.SIGKILL)
+    wait_until(process.ended)
+
+
+# -- another host ----------------------------------------------------------------------------------
+
+
+def test_executors_reach_an_address_that_is_not_the_one_listened_on(
+    broker: Any, session: Session, seed: int
+) -> None:
+    jobs.write(session, jobs.events(seed, RECORDS), 2)
+    launcher = Noting()
+    with run(
+        jobs.plan(),
+        broker.bootstrap_servers,
+        until="latest",
+        launcher=launcher,
+        exchange="tcp",
+        listen_address="0.0.0.0",
+        advertised_address="127.0.0.2",
+        **SMALL,
+    ) as job:
+        tables = [table for _, table in job]
+        assert job.exchange == "tcp"
+    assert {settings.host for settings in launcher.started} == {"127.0.0.2"}
+    jobs.assert_same(jobs.rows_of(tables), jobs.expected(session))
+
+
+def test_an_address_of_another_host_cannot_be_listened_on(broker: Any, session: Session) -> None:
+    session.admin.create_topic(jobs.TOPIC, 1)
+    with pytest.raises(ConfigError, match=r"listen_address=192\.0\.2\.1: .*advertised_address"):
+        run(jobs.plan(), broker.bootstrap_servers, listen_address="192.0.2.1")
+
+
+def test_parts_of_a_snapshot_travel_to_a_host_without_the_directory(
+    broker: Any, session: Session, seed: int, tmp_path: Path
+) -> None:
+    """Executor 1 loses its state after the first batches have left the topic: only the part of the
+    snapshot, which is in the directory of the coordinator, can bring it back."""
+    jobs.write(session, jobs.events(seed, RECORDS), 2)
+    wanted = jobs.expected(session)
+    memory = tmp_path / "memory"
+    tables = []
+    with run(
+        jobs.plan(),
+        broker.bootstrap_servers,
+        until="latest",
+        directory=tmp_path / "job",
+        launcher=far_and_near(memory=str(memory)),
+        **SMALL,
+    ) as job:
+        for number, table in job:
+            tables.append(table)
+            if number == 2:
+                restored = job.statistics()["restores"]
+                upto = 2 * SMALL["batch_records"] // 2
+                parts_read = (TopicPartition(jobs.TOPIC, partition) for partition in range(2))
+                session.admin.delete_records(dict.fromkeys(parts_read, upto))
+                kill(job.server.processes[1])  # type: ignore[arg-type]
+                (memory / "state-1").unlink()
+        assert job.statistics()["restores"] == restored + 1
+        parts = sorted(path.name for path in job.directory.glob("snapshots/*/part*"))
+        assert {name[-1] for name in parts} == {"0", "1"}
+    jobs.assert_same(jobs.rows_of(tables), wanted)
+
+
+def test_settings_come_by_the_environment_or_standard_input() -> None:
+    command = [sys.executable, "-m", "kdirect.state.executor"]
+    settings = ExecutorSettings(
+        host="127.0.0.1", port=9, token="t", executor=0, executors=1, memory="/nonexistent/x"
+    )
+    for variable, line, status, said in (
+        (None, "no json", 2, "the settings of an executor cannot be read"),
+        ("{}", "", 2, "KDIRECT_EXECUTOR"),
+        (replace(settings, memory="/dev/shm/kdirect-test-unused").to_json(), "", 3, "127.0.0.1:9"),
+    ):
+        environment = dict(os.environ) | ({"KDIRECT_EXECUTOR": variable} if variable else {})
+        ended = subprocess.run(
+            command, input=line, env=environment, capture_output=True, text=True, check=False
+        )
+        assert ended.returncode == status, ended.stderr
+        assert said in ended.stderr
+        assert "Traceback" not in ended.stderr
+
+
+# -- hangs -----------------------------------------------------------------------------------------
+
+
+class Unreachable:
+    """A launcher that cannot end what it has started, as of a host that does not answer.  Each
+    process maps a memory of its own."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self.processes: list[LocalProcess] = []
+
+    def start(self, settings: ExecutorSettings) -> Any:
+        memory = self._directory / str(len(self.processes))
+        made = launcher_of("far").start(replace(settings, memory=str(memory)))
+        self.processes.append(made)
+        return _NeverEnds(made)
+
+
+class _NeverEnds:
+    def __init__(self, process: LocalProcess) -> None:
+        self.name = process.name
+        self.pid = process.pid
+        self.ended = process.ended
+
+    def end(self, timeout_s: float) -> None:
+        """The host does not answer."""
+
+
+@pytest.mark.parametrize("exchange", ["rdma", "tcp"])
+def test_one_that_is_stopped_is_replaced_and_changes_nothing_when_it_goes_on(
+    broker: Any, session: Session, seed: int, tmp_path: Path, exchange: str
+) -> None:
+    jobs.write(session, jobs.events(seed, RECORDS), 2)
+    launcher = Unreachable(tmp_path)
+    tables: list[pa.Table] = []
+    try:
+        with run(
+            jobs.plan(),
+            broker.bootstrap_servers,
+            until="latest",
+            launcher=launcher,
+            exchange=exchange,
+            stall_timeout=1500,
+            **SMALL,
+        ) as job:
+            for number, table in job:
+                tables.append(table)
+                if number == 0:
+                    stopped = launcher.processes[1]
+                    os.kill(stopped.pid, signal.SIGSTOP)
+                    began = time.monotonic()
+                elif number == 1:
+                    assert 1.5 < time.monotonic() - began < 10
+                    assert len(launcher.processes) == 3
+                    os.kill(stopped.pid, signal.SIGCONT)
+                    # It comes once more, is told to stop, and leaves.
+                    attempt = job.server.attempt
+                    assert job.server.processes[1].pid == launcher.processes[2].pid  # type: ignore[attr-defined]
+            assert job.server.attempt == attempt
+            wait_until(stopped.ended)
+            assert "status 3" in (stopped.ended() or "")
+    finally:
+        for process in launcher.processes:
+            process.end(5)
+    assert len(tables) > 3
+    jobs.assert_same(jobs.rows_of(tables), jobs.expected(session))
+
+
+def test_a_batch_that_is_longer_than_the_limit_is_no_hang(
+    broker: Any, session: Session, seed: int
+) -> None:
+    jobs.write(session, jobs.events(seed, RECORDS), 2)
+    began = time.monotonic()
+    with run(
+        jobs.plan(),
+        broker.bootstrap_servers,
+        until="latest",
+        launcher=launcher_of("slow"),
+        stall_timeout=500,
+        **{**SMALL, "batch_records": None, "block_rows": 250},
+    ) as job:
+        tables = [table for _, table in job]
+        assert job.server.attempt == 1
+    assert len(tables) == 1
+    assert time.monotonic() - began > 2 * 0.5
+    jobs.assert_same(jobs.rows_of(tables), jobs.expected(session))
+
+
+def cpu_ticks(pid: int) -> int:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return int(fields[11]) + int(fields[12])
+
+
+def test_executors_that_have_nothing_to_do_cost_nothing(
+    broker: Any, session: Session, seed: int
+) -> None:
+    jobs.write(session, jobs.events(seed, 1000), 2)
+    with run(jobs.plan(), broker.bootstrap_servers, executors=2, stall_timeout=200) as job:
+        next(job)
+        pids = [process.pid for process in job.server.processes.values()]  # type: ignore[attr-defined]
+        asked = threading.Thread(target=lambda: next(job, None))
+        asked.start()  # waits for records
+        time.sleep(0.3)
+        before = [cpu_ticks(pid) for pid in pids]
+        time.sleep(1)
+        used = [cpu_ticks(pid) - ticks for pid, ticks in zip(pids, before, strict=True)]
+        jobs.write(session, jobs.events(seed, 100, start_ms=jobs.FIRST_MS + 5000), 2)
+        asked.join(20)
+        assert not asked.is_alive()
+        assert job.server.attempt == 1
+    assert max(used) <= 2 * os.sysconf("SC_CLK_TCK") // 100, used
+
+
+# -- strangers -------------------------------------------------------------------------------------
+
+
+class Strangers(threading.Thread):
+    """Speak to the port of a job in all the ways in which an executor does not."""
+
+    def __init__(self, settings: ExecutorSettings) -> None:
+        super().__init__(daemon=True)
+        self._address = (settings.host, settings.port)
+        self._token = settings.token
+        self._sockets: list[socket.socket] = []
+        self._connections: list[ControlConnection] = []
+        self.ended = threading.Event()
+
+    def _raw(self, data: bytes) -> None:
+        sock = socket.create_connection(self._address, timeout=10)
+        sock.sendall(data)
+        self._sockets.append(sock)
+
+    def _known(self, *frames: bytes) -> None:
+        made = connect(*self._address, self._token)
+        made.put(*frames)
+        self._connections.append(made)
+
+    def run(self) -> None:
+        for _ in range(100):
+            self._raw(b"")
+        self._raw(struct.pack(">I", 0xFFFFFFFF) + b"x" * 100_000)
+        self._raw(b"GET / HTTP/1.1\r\n\r\n")
+        self._raw(struct.pack(">I", 32) + b"0" * 32)
+        self._raw(struct.pack(">I", 1000) + b"[" * 10)
+        bomb = {"type": "hello", "executor": 0, "address": {}}
+        hello = messages.encode(
+            messages.Hello(
+                executor=9, token="", process_id=1, host="h", address={}, header=None, start=9
+            )
+        )
+        self._known(b"[" * 100_000)
+        self._known(b'{"a":' * 50_000)
+        self._known(json.dumps(bomb | {"token": "x" * (2 << 20)}).encode())
+        self._known(b"\xff\xfe" * 50)
+        self._known(hello)
+        self._known(messages.encode(messages.Stop(attempt=1)))
+        self._known()
+        self.ended.set()
+
+    def close(self) -> None:
+        self.join(20)
+        for end in (*self._sockets, *self._connections):
+            end.close()
+
+
+def test_strangers_stop_nobody(
+    broker: Any, session: Session, seed: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    jobs.write(session, jobs.events(seed, RECORDS), 2)
+    tables = []
+    launcher = Noting()
+    with run(
+        jobs.plan(), broker.bootstrap_servers, until="latest", launcher=launcher, **SMALL
+    ) as job:
+        for number, table in job:
+            tables.append(table)
+            if number == 0:
+                strangers = Strangers(launcher.started[0])
+                strangers.start()
+            if number == 1:
+                assert strangers.ended.wait(20)
+        assert job.server.attempt == 1
+        strangers.close()
+    jobs.assert_same(jobs.rows_of(tables), jobs.expected(session))
+    assert "executor 9 of a job of 2" in caplog.text
+    assert "message stop: this side does not send it" in caplog.text
+    assert "too many others came after it" in caplog.text
+    assert "these bytes are not JSON" in caplog.text
+
+
+def test_strangers_at_the_door_of_the_tcp_exchange_keep_nobody_waiting() -> None:
+    ends = [TcpExchange(i, 2, host="127.0.0.1", token="a" * 32) for i in range(2)]
+    addresses = [end.address() for end in ends]
+    port = addresses[1]["port"]
+    strangers = [socket.create_connection(("127.0.0.1", port)) for _ in range(80)]
+    wrong = tcp_channel.HELLO.pack(0, b"b" * 32)
+    for said in (wrong, b"x" * 1000, tcp_channel.HELLO.pack(7, b"a" * 32), wrong[:10]):
+        strangers.append(socket.create_connection(("127.0.0.1", port)))
+        strangers[-1].sendall(said)
+    try:
+        began = time.monotonic()
+        for end in ends:
+            end.connect(addresses)
+        assert ends[0].senders[1].send_from(memoryview(b"abc"), 0, 3)
+        ends[0].flush()
+        receiver = ends[1].receivers[0]
+        wait_until(lambda: ends[1].wait(10) and receiver.poll())
+        assert bytes(receiver.payload) == b"abc"
+        assert time.monotonic() - began < 5
+    finally:
+        for stranger in strangers:
+            stranger.close()
+        for end in ends:
+            end.close()
+
+
+def test_a_sender_without_the_token_is_no_sender(monkeypatch: pytest.MonkeyPatch) -> None:
+    ends = [TcpExchange(i, 2, host="127.0.0.1", token=c * 32) for i, c in enumerate("ab")]
+    addresses = [end.address() for end in ends]
+    try:
+        for end in ends:
+            end.connect(addresses)
+        assert ends[0].senders[1].send_from(memoryview(b"abc"), 0, 3)
+        ends[0].flush()
+        with pytest.raises(StateExchangeError, match="executor 1 has gone"):
+            for _ in range(200):
+                ends[1].wait(10)
+                ends[0].senders[1].send_from(memoryview(b"abc"), 0, 3)
+                ends[0].flush()
+        assert not ends[1].receivers[0].attached
+    finally:
+        for end in ends:
+            end.close()
