@@ -40,7 +40,7 @@ TOKEN_TIMEOUT_S = 10.0
 SEND_TIMEOUT_S = 30.0
 RECEIVE_BYTES = 1 << 18
 MOST_STRANGERS = 64  # connections that have not shown the token; a newer one replaces the oldest
-LISTEN_PAUSE_S = 1.0  # after an accept that failed for want of memory or descriptors
+LISTEN_PAUSE_S = 1.0  # after an accept that failed for lack of memory or descriptors
 # A host that was switched off says nothing.  The kernel looks after 15 s, four times.
 KEEP_ALIVE = (
     (socket.SOL_SOCKET, "SO_KEEPALIVE", 1),

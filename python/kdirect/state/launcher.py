@@ -6,10 +6,11 @@ What may not enter: when one is started again (`kdirect.state.coordinator_server
 A launcher is anything with `start`.  `LocalLauncher` starts children of this process.  One for
 other hosts hands ``settings.to_json()`` to a process there, in the environment variable
 KDIRECT_EXECUTOR or as a line of standard input, and that process is ``python -m
-kdirect.state.executor``, or one that calls `kdirect.state.Executor.open(ExecutorSettings.from_json(...))`.  The settings hold the
-token of the job: no command line may show them.  What `start` returns tells whether the process
-runs; a launcher that cannot reach its host any more may leave the process there: the coordinator
-refuses it as soon as another one was started in its place.
+kdirect.state.executor``, or one that calls
+`kdirect.state.Executor.open(ExecutorSettings.from_json(...))`.  The settings hold the token of the
+job: no command line may show them.  What `start` returns tells whether the process runs; a launcher
+that cannot reach its host any more may leave the process there: the coordinator refuses it as soon
+as another one was started in its place.
 """
 
 from __future__ import annotations
