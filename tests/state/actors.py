@@ -94,6 +94,7 @@ class Executor:
         self.open: dict[int, dict] = {}  # fragments of other leaders
         self.queue: dict[int, deque[tuple[leader.Page, tuple[Entry, ...]]]] = {}
         self.flushing: int | None = None
+        self.copies: deque[tuple[TakeSnapshot, dict]] = deque()  # snapshots that are written
         self.restoring = False
         self.connecting = False
         self.base: Counter = Counter()
@@ -114,6 +115,8 @@ class Executor:
             return [("reset", None)]
         if self.effects:
             found.append(("effect", None))
+        if self.copies:
+            found.append(("write", None))
         for peer, pages in self.queue.items():
             channel = self.world.channel(self, peer)
             if channel.returning:
@@ -153,6 +156,8 @@ class Executor:
             self.hear(self.link.down.popleft())
         elif kind == "effect":
             self.carry_out(self.effects.popleft())
+        elif kind == "write":
+            self.write_part(*self.copies.popleft())
         elif kind == "absorb":
             what.absorb()
             what.check()
@@ -194,7 +199,7 @@ class Executor:
                 Output(attempt=message.attempt, batch=message.batch, executor=self.index, size=1)
             )
         elif isinstance(message, TakeSnapshot):
-            self.effects.append(message)
+            self.snapshot(message)
         elif isinstance(message, Stop):
             self.alive = False
             self.link.executor_open = False  # type: ignore[union-attr]
@@ -274,8 +279,6 @@ class Executor:
             file.mark(attempt, effect.batch, effect.phase, after)
         elif isinstance(effect, leader.Report):
             self.say(effect.message)
-        elif isinstance(effect, TakeSnapshot):
-            self.snapshot(effect)
         else:
             raise Broken(f"executor {self.index} has to {effect}")
 
@@ -374,7 +377,13 @@ class Executor:
         if (header.batch, header.phase is Phase.DIRTY) != (message.batch, False):
             raise Broken(f"a snapshot of batch {message.batch} from {header}")
         first, last = self.welcome.vparts[self.index]
-        self.world.parts[message.batch, message.file] = self.file.part(first, last)
+        self.copies.append((message, self.file.part(first, last)))
+
+    def write_part(self, message: TakeSnapshot, cells: dict) -> None:
+        """The copy is on disk, at any time after it was taken."""
+        first, last = self.welcome.vparts[self.index]
+        self.world.parts[message.batch, message.file] = cells
+        self.world.seen["written while a batch ran"] += self.leading.batch != message.batch
         part = Part(file=message.file, first=first, last=last, size=1, crc=0)
         self.say(
             SnapshotDone(

@@ -6,14 +6,17 @@ import random
 from decimal import Decimal
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kdirect.errors import ConfigError, StateError
+from kdirect.errors import ConfigError, FormatError, StateError
 from kdirect.state import NoWindow, Sliding, Tumbling
 from kdirect.state.backend import Backend
+from kdirect.state.snapshots import Section
+from kdirect.state.table import index_log
 from tests.state.state_model import (
     as_groups,
     assert_same,
@@ -21,7 +24,6 @@ from tests.state.state_model import (
     cluster_of,
     exchange,
     expected,
-    owners_of,
     plan_of,
     rows_of,
     update,
@@ -43,6 +45,15 @@ WINDOWS = [
     Tumbling(size_us=100), Sliding(size_us=100, slide_us=40), Sliding(size_us=90, slide_us=30),
     NoWindow(),
 ]  # fmt: skip
+
+
+HALVES = [(0, 128), (128, 256)]
+
+
+def restore(others: list[Backend], backend: Backend, vparts: tuple[int, int]) -> int:
+    """Give a snapshot of one of two executors to all others; how many keys these have used."""
+    sections = backend.snapshot()
+    return sum(other.restore(section, 2, vparts) for other in others for section in sections)
 
 
 def some_rows(seed: int, n: int, keys: int, nulls: float) -> list[dict[str, Any]]:
@@ -190,7 +201,7 @@ def test_a_sum_that_leaves_int64(overflow: str) -> None:
         assert rows_of(backend.trigger())[0]["sum(i)"] == -2
 
 
-@pytest.mark.parametrize("target", [1, 2, 5])
+@pytest.mark.parametrize("target", [1, 2, 3, 4, 5])
 @pytest.mark.parametrize("keys", [("i",), ("s", "n")], ids="-".join)
 def test_a_snapshot_restores_into_any_number_of_executors(keys: tuple, target: int) -> None:
     plan = plan_of(SCHEMA, keys, Sliding(size_us=100, slide_us=50), AGGREGATES)
@@ -199,10 +210,10 @@ def test_a_snapshot_restores_into_any_number_of_executors(keys: tuple, target: i
     for i, backend in enumerate(backends):
         update(backend, rows[i::2][:150])
     exchange(backends)
-    parts = {v: batch for b in backends for v, batch in b.snapshot()}
     others = cluster_of(plan, target)
-    for vpart, batch in parts.items():
-        others[owners_of(target)[vpart]].restore(batch)
+    keys_of = [sum(len(b.engine.table(n)) for n in b.engine.slots) for b in backends]
+    restored = [restore(others, backend, vparts) for backend, vparts in zip(backends, HALVES)]
+    assert restored == keys_of
     for i, backend in enumerate(others):
         update(backend, (rows[0::2][150:] + rows[1::2][150:])[i::target])
     exchange(others)
@@ -216,9 +227,8 @@ def test_a_snapshot_into_as_many_executors_is_exact() -> None:
     for i, backend in enumerate(backends):
         update(backend, rows[i::2])
     exchange(backends)
-    for backend, other in zip(backends, others, strict=True):
-        for _, batch in backend.snapshot():
-            other.restore(batch)
+    for backend, vparts in zip(backends, HALVES, strict=True):
+        restore(others, backend, vparts)
     before, after = (
         sorted(map(repr, [r for b in group for r in rows_of(b.trigger(10_000))]))
         for group in (backends, others)
@@ -226,23 +236,55 @@ def test_a_snapshot_into_as_many_executors_is_exact() -> None:
     assert before == after
 
 
-def test_a_foreign_or_damaged_snapshot_is_refused() -> None:
-    plan = plan_of(SCHEMA, ["s"], Tumbling(size_us=500), ["count"])
-    other = plan_of(SCHEMA, ["s"], Tumbling(size_us=501), ["count"])
+@pytest.mark.parametrize("executors", [2, 3], ids="as of {}".format)
+@pytest.mark.parametrize("keys", [["s"], ["i"]], ids="-".join)
+def test_a_damaged_snapshot_is_refused_and_leaves_nothing_usable(
+    keys: list[str], executors: int
+) -> None:
+    plan = plan_of(SCHEMA, keys, Tumbling(size_us=500), ["count", ("avg", "x")])
     backend = backend_of(plan)
     update(backend, some_rows(5, 50, 10, 0.1))
-    _, batch = next(iter(backend.snapshot()))
-    with pytest.raises(StateError, match="another plan"):
-        backend_of(other).restore(batch)
-    with pytest.raises(StateError, match="led by executor"):
-        backend_of(plan, 1, 2).restore(batch)
-    moved = batch.replace_schema_metadata({**batch.schema.metadata, b"vpart": b"255"})
-    with pytest.raises(StateError, match="no key of virtual partition 255"):
-        backend_of(plan).restore(moved)
-    shortened = [k[:8] + k[8:-1] for k in batch.column("key").to_pylist()]
-    torn = batch.set_column(1, "key", pa.array(shortened, pa.large_binary()))
-    with pytest.raises(StateError, match="no sequence of words"):
-        backend_of(plan).restore(torn)
+    section = backend.snapshot()[0]
+    words, head = section.data, section.head
+    longer = words.copy()
+    longer[backend.layout.words] = 1 << 40  # the length of a string, or another key
+    damaged = [
+        (Section(head, words[:-1]), (0, 256), "is cut off"),
+        (Section(head, longer), (0, 256), "cut off") if keys == ["s"] else None,
+        (Section(head, np.concatenate([words, words])), (0, 256), "was there before"),
+        (section, (0, 1), "virtual partition that is none of its part's"),
+        (Section({**head, "bucket": 1 << 62}, words), (0, 256), "a window that cannot be"),
+        (Section({**head, "bucket": -9}, words), (0, 256), "a window that cannot be"),
+    ]
+    for given, vparts, what in filter(None, damaged):
+        other = backend_of(plan, 0, 2)
+        other.engine.own([0] * 256)
+        if len(given.data) == len(words) - 1 and executors == 3:
+            continue  # states of three lanes are longer
+        with pytest.raises(StateError, match=what if executors == 2 else "snapshot"):
+            other.restore(given, 1 if executors == 2 else 3, vparts)
+        with pytest.raises(StateError, match="by half"):
+            other.snapshot()
+    for head in ({}, {"bucket": 0}, {"bucket": 0, "entries": -1}, {"bucket": "0", "entries": 1}):
+        with pytest.raises(FormatError, match="a section of a snapshot"):
+            backend_of(plan).restore(Section(head, words), 1, (0, 256))
+
+
+def test_many_keys_in_stretches_of_an_index_come_back() -> None:
+    plan = plan_of(SCHEMA, ["i"], NoWindow(), ["count"])
+    backend, n = backend_of(plan), 60_000
+    values = {"i": pa.array(np.arange(n) * 7919)}
+    backend.update(values, n, time_us=np.zeros(n, np.int64))
+    backend.update(values, n, time_us=np.zeros(n, np.int64))
+    assert sum(b.num_rows for b in backend.trigger()) == n
+    (section,) = backend.snapshot()
+    assert index_log(n) > 18 + 1  # so there is more than one stretch
+    other = backend_of(plan)
+    assert other.restore(section, 1, (0, 256)) == n
+    assert other.trigger() == []  # none of them has changed since
+    other.update(values, n, time_us=np.zeros(n, np.int64))
+    rows = pa.Table.from_batches(other.trigger())
+    assert set(rows["count"].to_pylist()) == {3} and len(set(rows["i"].to_pylist())) == n
 
 
 def test_a_replay_applies_lost_partitions_only() -> None:

@@ -14,6 +14,7 @@ from kdirect.state import coordinator, messages, ranges
 from kdirect.state.batches import (
     BatchRecord,
     Commit,
+    Manifest,
     Part,
     Partition,
     Phase,
@@ -188,7 +189,8 @@ def test_snapshots_are_of_committed_batches_and_exist_when_all_parts_do() -> Non
     driver.feed(Asked(100), ends(5, 3))
     assert kinds(driver.done(7)) == [HandOut]
     effects = driver.feed(Handed(0), Asked(160))
-    assert kinds(effects) == [LogCommit, Tell, Tell]
+    assert kinds(effects) == [LogCommit, Tell, Tell, AskEnds]
+    effects.pop()
     assert [e.message.type for e in effects[1:]] == ["take_snapshot"] * 2
     parts = [
         Part(file=e.message.file, first=128 * i, last=128 * i + 128, size=1, crc=1)
@@ -199,7 +201,28 @@ def test_snapshots_are_of_committed_batches_and_exist_when_all_parts_do() -> Non
         for i, part in enumerate(parts)
     ]
     assert driver.feed(said[0]) == []
-    assert kinds(driver.feed(said[1])) == [WriteManifest, AskEnds]
+    # The next batch runs meanwhile, and no other snapshot is begun.
+    driver.feed(ends(9, 9))
+    assert driver.job.phase is JobPhase.RUNNING and driver.job.steps[0].batch == 1
+    (manifest,) = driver.feed(said[1])
+    assert manifest == WriteManifest(Manifest(number=0, plan_hash=PLAN.hash, parts=tuple(parts)))
+    assert driver.feed(said[1]) == [] and driver.job.phase is JobPhase.RUNNING
+
+
+def test_a_job_that_stops_waits_for_its_snapshot_and_takes_no_other_of_what_waits() -> None:
+    driver = Driver(snapshot_interval_us=50)
+    driver.meet()
+    driver.feed(Asked(100), ends(5, 3))
+    driver.done(7)
+    effects = driver.feed(Handed(0), Asked(160), ends(9, 9))
+    told = [e.message for e in effects if isinstance(e, Tell)][:2]
+    driver.done(9, number=1)
+    assert driver.feed(StopAsked(170)) == [] and driver.job.phase is JobPhase.SNAPSHOT
+    for i, order in enumerate(told):
+        part = Part(file=order.file, first=128 * i, last=128 * i + 128, size=1, crc=1)
+        said = messages.SnapshotDone(attempt=1, batch=0, executor=i, part=part)
+        effects = driver.feed(said)
+    assert kinds(effects) == [WriteManifest, Tell, Tell, Finish]
 
 
 def test_a_bounded_job_ends_with_a_snapshot() -> None:

@@ -48,7 +48,7 @@ def pages_of(keys: list[str], n: int = 200, **options: Any) -> tuple[Any, list[b
 
 
 def state_of(leader: Any) -> list[str]:
-    return sorted(repr(b.to_pylist()) for _, b in leader.snapshot())
+    return sorted(repr((s.head, bytes(s.data))) for s in leader.snapshot())
 
 
 @pytest.mark.parametrize("mode", ["slash", "uppar"])

@@ -34,11 +34,13 @@ from kdirect.state.plan import AggregatePlan, JoinPlan
 from kdirect.state.rows import RowBlock, RowShape
 from kdirect.state.schema import arrow_type
 from kdirect.state.sessions import Cells, IntervalTable
+from kdirect.state.snapshots import Section
+from kdirect.state.strict import Members
 from kdirect.state.tuples import LONGEST_ROW_BYTES, ChainShape, TuplePages, parse_page
+from kdirect.state.whole import Whole, changes
 from kdirect.state.windows import TIME_MAX, TIME_MIN, NoWindow, Session, Sliding, Tumbling
 
 MOST_OPEN_WINDOWS = 60_000
-SNAPSHOT_COLUMN = "rows"
 BLOCK_ROWS = 1 << 16
 BLOCK_SETS = 1 << 12  # groups of one block of results where each has a set of any size
 
@@ -129,6 +131,7 @@ class AppendState:
         # Intervals of other leaders' keys in this epoch, by leader and bucket.
         self.partial: dict[tuple[int, int], ChainTable] = {}
         self.closed_before = TIME_MIN
+        self.whole = Whole()
         self._ending: Iterator[pa.RecordBatch] | None = None  # the trigger that runs
         self._closes = TIME_MIN
 
@@ -156,6 +159,7 @@ class AppendState:
         """A batch begins: rows of windows that ended before it are late."""
         self.closed_before = closed_before
 
+    @changes("a block of rows")
     def update(
         self,
         columns: Mapping[str, pa.Array],
@@ -288,6 +292,7 @@ class AppendState:
 
     # -- deltas ------------------------------------------------------------------------------------
 
+    @changes("an epoch")
     def flush(self, leader: int) -> AppendDelta:
         """End the epoch of a fragment.  The pages are the caller's until `release`."""
         fragment = self.fragments[leader]
@@ -302,6 +307,7 @@ class AppendState:
         for address, _ in pages:
             self.pages.release(address)
 
+    @changes("a delta")
     def merge(self, sender: int, page: Any) -> int:
         """Add the rows of a page of another executor; how many there were.  Raises DeltaError,
         without any effect, unless all of it can be read and belongs here."""
@@ -356,14 +362,17 @@ class AppendState:
     def trigger(self, closes: int) -> Iterator[pa.RecordBatch]:
         """Yields the results of the windows that the clock has closed, in blocks, and drops them.
         If it is left half way, the next trigger yields the rest first, and until then nothing else
-        may be done: groups that are being emitted lie in no table."""
+        may be done: groups that are being emitted lie in no table.  After an error in it they are
+        gone, and the state is good for nothing but `clear`."""
+        self.whole.check()
         for limit in ([self._closes] if self._ending is not None else []) + [closes]:
             if self._ending is None:
                 self._closes, self._ending = limit, self._ended(limit)
-            yield from _Kept(self._ending)
+            yield from _Kept(self._ending, self.whole)
             self._ending = None
 
     def _settled(self) -> None:
+        self.whole.check()
         if self._ending is not None:
             raise StateError("a trigger was left half way: the results of ended windows wait in it",
                              hint="run the iterator of trigger() to its end")  # fmt: skip
@@ -431,8 +440,9 @@ class AppendState:
 
     # -- snapshots, and other processes ------------------------------------------------------------
 
-    def snapshot(self) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """Yields (virtual partition, its rows) of what this executor leads."""
+    def snapshot(self) -> list[Section]:
+        """A copy of what this executor leads: {"vpart": number, "pages": the bytes of each page}
+        and the pages of each virtual partition that has rows."""
         self._settled()
         parts: dict[int, list[bytes]] = {}
         for table in self.tables.values():
@@ -440,30 +450,42 @@ class AppendState:
             vparts = table.vparts(positions)
             for vpart in np.unique(vparts):
                 parts.setdefault(int(vpart), []).extend(table.export(positions[vparts == vpart]))
-        for vpart in sorted(parts):
-            yield vpart, pa.record_batch([pa.array(parts[vpart], pa.binary())], [SNAPSHOT_COLUMN])
+        return [
+            Section({"vpart": vpart, "pages": [len(page) for page in pages]}, b"".join(pages))
+            for vpart, pages in sorted(parts.items())
+        ]
 
-    def restore(self, vpart: int, rows: pa.RecordBatch) -> None:
-        """Add what `snapshot` gave of a virtual partition, of this or any other executor."""
-        if rows.schema.names != [SNAPSHOT_COLUMN] or rows.schema.types != [pa.binary()]:
-            raise StateError(f"virtual partition {vpart} of a snapshot has no rows of this plan")
+    @changes("a snapshot")
+    def restore(self, section: Section, executors: int, vparts: tuple[int, int]) -> None:
+        """Add what `snapshot` gave of a virtual partition at an executor that led `vparts`, if this
+        one leads it now.  Raises StateError or DeltaError if it is damaged."""
+        head = Members(section.head, "a section of a snapshot")
+        vpart, lengths = head.number("vpart", vparts[0], vparts[1] - 1), head.numbers("pages", 0)
+        head.close()
+        if self.owners[vpart] != self.executor:
+            return
+        sender = f"snapshot of partition {vpart}"
+        ends = np.cumsum([0, *lengths])
+        if ends[-1] != len(section.data):
+            raise _misplaced(sender, "its pages do not fill its section")
         parsed = [
-            parse_page(self.shape, page.as_buffer(), f"snapshot of partition {vpart}")
-            for page in rows.column(0)
+            parse_page(self.shape, section.data[begin:end], sender)
+            for begin, end in zip(ends[:-1], ends[1:], strict=True)
         ]
         for page in parsed:
             if page.count and (page.hashes >> np.uint64(56) != np.uint64(vpart)).any():
-                raise _misplaced(f"snapshot of partition {vpart}", "a key of another one is in it")
+                raise _misplaced(sender, "a key of another one is in it")
             if page.count and self.intervals and (self._latest(page) < page.times).any():
-                raise _misplaced(f"snapshot of partition {vpart}", "an interval ends early")
+                raise _misplaced(sender, "an interval ends early")
             if self.intervals and not self.cells.whole(page):
-                raise _misplaced(f"snapshot of partition {vpart}", "a value leaves its state")
+                raise _misplaced(sender, "a value leaves its state")
         for page in parsed:
             self._add(page, None)
 
     def clear(self) -> None:
         """Forget all state and what the fragments hold."""
         self._ending = None
+        self.whole.reset()
         for table in self.tables.values():
             table.drop()
         for table in self.partial.values():
@@ -497,14 +519,18 @@ class AppendState:
 class _Kept:
     """Iterates over a generator that goes on living when its reader stops half way."""
 
-    def __init__(self, blocks: Iterator[pa.RecordBatch]) -> None:
-        self.blocks = blocks
+    def __init__(self, blocks: Iterator[pa.RecordBatch], whole: Whole) -> None:
+        self._blocks, self._whole = blocks, whole
 
     def __iter__(self) -> _Kept:
         return self
 
     def __next__(self) -> pa.RecordBatch:
-        return next(self.blocks)
+        with self._whole.changing("the end of windows"):
+            block = next(self._blocks, None)
+        if block is None:
+            raise StopIteration
+        return block
 
 
 def _parts(values: np.ndarray) -> Iterator[tuple[int, Any]]:

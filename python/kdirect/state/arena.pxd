@@ -35,4 +35,5 @@ cdef class Log:
     cdef list _segments               # [position, log, end of what is used]; the last is written
     cdef int _first_log
     cdef int c_room(self, uint64_t need) except -1
+    cdef int c_first(self, int log) except -1
     cdef int c_clear(self) except -1

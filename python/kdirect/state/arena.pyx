@@ -337,6 +337,11 @@ cdef class Log:
         self.c.end = position + (<uint64_t>1 << log)
         return 0
 
+    cdef int c_first(self, int log) except -1:
+        """The first segment, which is not there yet, will have 2**log bytes."""
+        self._first_log = max(SMALLEST_LOG, log)
+        return 0
+
     def append(self, data):
         """The position of `data`, padded with zeros to whole words."""
         cdef const uint8_t[::1] view = data

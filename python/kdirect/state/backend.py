@@ -10,15 +10,14 @@ batch: `mark(DIRTY)`, `closed_before = ...`, `update` of blocks and `merge` of p
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from kdirect.errors import ConfigError, DeltaError, StateError
+from kdirect.errors import ConfigError, StateError
 from kdirect.state.accumulators import Form, Results, cell_of, input_of, layout_of
 from kdirect.state.arena import PageMemory, StateMemory
 from kdirect.state.batches import Phase, Progress, StateHeader
@@ -29,7 +28,9 @@ from kdirect.state.merging import MergingEngine
 from kdirect.state.plan import VPARTS, AggregatePlan
 from kdirect.state.schema import arrow_type
 from kdirect.state.snapshot_rows import restore_rows, snapshot_rows
+from kdirect.state.snapshots import Section
 from kdirect.state.table import Table
+from kdirect.state.whole import Whole
 from kdirect.state.windows import TIME_MAX, TIME_MIN, NoWindow, Session
 
 OUTPUT_ROWS = 1 << 20
@@ -114,7 +115,7 @@ class Backend:
         self._closed_before = TIME_MIN
         self._max_time = TIME_MAX
         self._catalogue = Catalogue(memory)
-        self._half_done: str | None = None
+        self.whole = Whole()
 
     def _layout(self, executors: int) -> Any:
         return layout_of(
@@ -186,7 +187,7 @@ class Backend:
             if len(mask) != rows:
                 raise StateError(f"a mask of {len(mask)} rows was given for {rows} rows")
             bits = (mask.buffers()[1].address, mask.offset)
-        with self._whole("a block of rows"):
+        with self.whole.changing("a block of rows"):
             found = self.engine.update(keys, inputs, times, valid, bits)
         dropped = sum(
             found[k] for k in ("late", "null_time", "early", "ahead", "filtered", "other")
@@ -206,31 +207,10 @@ class Backend:
             if c.form is form and c.aggregate.column == column
         )
 
-    @contextmanager
-    def _whole(self, what: str) -> Iterator[None]:
-        """What runs here changes state.  An error other than DeltaError, which is raised before
-        anything has changed, leaves it half done: nothing may be emitted or kept of it then."""
-        self._check_whole()
-        try:
-            yield
-        except DeltaError:
-            raise
-        except BaseException:
-            self._half_done = what
-            raise
-
-    def _check_whole(self) -> None:
-        if self._half_done is not None:
-            raise StateError(
-                f"{self._half_done} was brought in by half, after an error: the state cannot be "
-                "used",
-                hint="restore the last snapshot and replay",
-            )
-
     def flush(self, leader: int) -> Delta:
         """End the epoch of a leader's fragment: its pages, which are the caller's until `release`.
         The fragment is empty after this."""
-        self._check_whole()
+        self.whole.check()
         return self._flush(leader)
 
     def _flush(self, leader: int) -> Delta:
@@ -252,19 +232,20 @@ class Backend:
     def merge(self, sender: int, address: int, length: int) -> int:
         """Merge a page that `sender` sent; how many entries or tuples it had.  Raises DeltaError,
         and then nothing has changed."""
-        with self._whole("a delta"):
+        with self.whole.changing("a delta"):
             return sum(self.engine.merge(sender, address, length))
 
     # -- results -----------------------------------------------------------------------------------
     def trigger(self, closes: int = TIME_MIN) -> list[pa.RecordBatch]:
         """Emit the windows whose end is at `closes` or before, in order, and drop what no open
         window needs.  Without windows: the keys that changed since the last trigger."""
-        self._check_whole()
+        self.whole.check()
         engine = self.engine
         if isinstance(self.window, NoWindow):
-            engine.batch += 1
-            positions = engine.take_changed()
-            return self._batches(positions, None) if len(positions) else []
+            with self.whole.changing("the output of a batch"):
+                engine.batch += 1
+                positions = engine.take_changed()
+                return self._batches(positions, None) if len(positions) else []
         assert not isinstance(self.window, Session)
         if closes <= self._closed_before:
             return []
@@ -314,16 +295,17 @@ class Backend:
         return out
 
     # -- durability --------------------------------------------------------------------------------
-    def snapshot(self) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """(virtual partition, its rows) of all that this executor leads and that is not empty."""
-        self._check_whole()
+    def snapshot(self) -> list[Section]:
+        """A copy of all that this executor leads, in bytes of the states and keys in use."""
+        self.whole.check()
         return snapshot_rows(self)
 
-    def restore(self, batch: pa.RecordBatch) -> int:
-        """Merge the rows of one virtual partition's snapshot, maybe written by another number
-        of executors; how many there were.  Raises StateError if they belong to another plan."""
-        self._check_whole()
-        return restore_rows(self, batch)
+    def restore(self, section: Section, executors: int, vparts: tuple[int, int]) -> int:
+        """Take over what this executor leads of a section of a snapshot by so many executors, whose
+        writer led `vparts`; how many keys there were.  Raises StateError if it is damaged; the
+        state is good for nothing but `clear` then."""
+        with self.whole.changing("a snapshot"):
+            return restore_rows(self, section, executors, vparts)
 
     def layout_for(self, executors: int) -> Any:
         """The layout of states in a snapshot by so many executors."""
@@ -337,7 +319,7 @@ class Backend:
             self.release(self._flush(leader).pages)
         self.engine.take_changed()
         self.closed_before = TIME_MIN
-        self._half_done = None
+        self.whole.reset()
 
     def mark(
         self, phase: Phase, *, attempt: int, batch: int, after: Progress | None = None
@@ -351,7 +333,7 @@ class Backend:
         if phase is Phase.DIRTY:
             write_header(self.memory, header)
             return
-        self._check_whole()
+        self.whole.check()
         if any(f is not None and f.rows for f in self.engine.fragments):
             raise StateError("an epoch is not flushed: the state is not clean")
         tables = [self.engine.table(bucket) for bucket in sorted(self.engine.slots)]

@@ -50,7 +50,8 @@ class Step(Enum):
     MERGE = "merge"
     TRIGGER = "trigger"
     OUTPUT = "output"
-    SNAPSHOT = "snapshot"
+    SNAPSHOT = "snapshot"  # before the state is copied
+    PART = "part"  # before the copy is written, in a thread of its own
     RESTORE = "restore"
 
 

@@ -19,6 +19,7 @@ import secrets
 import selectors
 import socket
 import struct
+import threading
 import time
 import weakref
 from collections import deque
@@ -76,7 +77,8 @@ def keep_alive(sock: socket.socket) -> None:
 
 
 class ControlConnection:
-    """One end of a connection: `send` or `put` messages, `poll` for those of the peer.
+    """One end of a connection: `send` or `put` messages, from any thread, and `poll` for those of
+    the peer, from one.
 
     `send` waits until the kernel has all of a message.  `put` never waits: what the kernel does not
     take is kept, and `pump` hands it over later; `late` says that the peer has read nothing for too
@@ -95,6 +97,7 @@ class ControlConnection:
         self._taken_at = 0.0  # when the kernel took something last, or there was nothing to take
         self._received = bytearray()
         self._ended = False
+        self.sending = threading.RLock()  # held while messages are sent that belong together
 
     def fileno(self) -> int:
         """The socket, to wait on; -1 once closed."""
@@ -112,9 +115,10 @@ class ControlConnection:
 
     def send(self, data: bytes | memoryview) -> None:
         """Hand a message to the kernel, whole.  TimedOutError when the peer does not read."""
-        self.put(data)
-        while not self.pump():
-            self._wait(selectors.EVENT_WRITE, self._taken_at + SEND_TIMEOUT_S)
+        with self.sending:
+            self.put(data)
+            while not self.pump():
+                self._wait(selectors.EVENT_WRITE, self._taken_at + SEND_TIMEOUT_S)
 
     def put(self, *messages: bytes | memoryview) -> None:
         """Send messages after all that were put before, now or by later calls of `pump`."""
@@ -127,10 +131,11 @@ class ControlConnection:
 
     def put_all(self, messages: Iterable[bytes | memoryview]) -> None:
         """As `put`; each message is made when the kernel has the one before."""
-        if self._sent_all:
-            self._taken_at = time.monotonic()
-        self._frames.append(_framed(messages))
-        self.pump()
+        with self.sending:
+            if self._sent_all:
+                self._taken_at = time.monotonic()
+            self._frames.append(_framed(messages))
+            self.pump()
 
     def pump(self) -> bool:
         """Give the kernel what it takes.  Whether that was everything."""

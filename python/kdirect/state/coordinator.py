@@ -14,7 +14,7 @@ CONNECTING    the sending ends, and the restoring of what was lost
 RUNNING       `BatchDone` of every executor, for a batch of the recovery or a new one
 OFFERING      the caller, who may ask for the output of the last batch, or has it
 WAITING       new records, or the caller
-SNAPSHOT      the parts of a snapshot
+SNAPSHOT      the parts of the last snapshot, before the job stops
 ENDED         nothing: stopped, finished or failed
 ============  =====================================================================================
 
@@ -46,7 +46,9 @@ effect             what the driver does
 =================  ================================================================================
 
 A batch is logged before it runs, a commit before the next batch is logged, and a snapshot is taken
-of committed batches only.
+of committed batches only.  An executor copies its state when it is told to, which is before the next
+batch begins; the copy is written while batches run.  The snapshot exists from its manifest on, and
+with a new attempt it never will.
 """
 
 from __future__ import annotations
@@ -86,6 +88,7 @@ from kdirect.state.job import (
     Phase,
     Settings,
     StopAsked,
+    Taking,
     Tell,
     WriteAttempt,
     WriteManifest,
@@ -163,7 +166,7 @@ def _new_attempt(job: Job) -> tuple[Job, Effects]:
         ends=None,
         heard=frozenset(),
         steps=(),
-        parts=(),
+        taking=None,
     )
     job, asking = _ask_ends(job, pause=False)
     return job, (WriteAttempt(job.attempt), *gone, *asking)
@@ -409,7 +412,7 @@ def _rest(job: Job) -> tuple[Job, Effects]:
 def _offer(job: Job) -> tuple[Job, Effects]:
     """The last batch is done and not committed."""
     if job.is_stopping:
-        return _end(job, None)
+        return _stop(job)
     if job.handed is not None and job.handed.number == job.last:
         return _asked(job, Asked(job.now_us)) if job.is_asked else (job, ())
     if not job.is_asked or job.after is None:
@@ -454,17 +457,28 @@ def _stop_asked(job: Job, event: StopAsked) -> tuple[Job, Effects]:
 
 def _committed(job: Job) -> tuple[Job, Effects]:
     """The last batch is committed, and every executor has its state: time for a snapshot?"""
-    taken = max((manifest.number for manifest in job.manifests), default=NO_BATCH)
+    newest = max((manifest.number for manifest in job.manifests), default=NO_BATCH)
     is_due = job.is_stopping or (
         job.snapshot_us is not None
         and job.now_us - job.snapshot_us >= job.settings.snapshot_interval_us
     )
-    if is_due and job.last_committed > taken:
-        return _take_snapshot(job)
+    taking: Effects = ()
+    if is_due and job.taking is None and job.last_committed > newest:
+        job, taking = _take_snapshot(job)
     if job.is_stopping:
-        return _end(job, None)
+        job, more = _stop(job)
+        return job, (*taking, *more)
     job = replace(job, phase=Phase.WAITING)
-    return _ask_ends(job, pause=False) if job.is_asked else (job, ())
+    job, asking = _ask_ends(job, pause=False) if job.is_asked else (job, ())
+    return job, (*taking, *asking)
+
+
+def _stop(job: Job) -> tuple[Job, Effects]:
+    """End in good order: when the snapshot that is being written is there."""
+    if job.taking is None:
+        return _end(job, None)
+    silent = frozenset(range(job.settings.executors)) - frozenset(job.settings.leaders)
+    return replace(job, phase=Phase.SNAPSHOT, heard=silent | job.taking.parts.keys()), ()
 
 
 def _next_batch(job: Job) -> tuple[Job, Effects]:
@@ -512,7 +526,7 @@ def _idle_timeouts_us(settings: Settings) -> dict[str, int | None]:
 
 
 def _take_snapshot(job: Job) -> tuple[Job, Effects]:
-    job = replace(job, phase=Phase.SNAPSHOT, heard=frozenset(), parts=())
+    job = replace(job, taking=Taking(batch=job.last_committed), snapshot_us=job.now_us)
     return job, tuple(
         Tell(
             i,
@@ -528,16 +542,18 @@ def part_file(job: Job, executor: int) -> str:
 
 
 def _snapshot_done(job: Job, done: SnapshotDone) -> tuple[Job, Effects]:
-    if done.attempt != job.attempt or job.phase is not Phase.SNAPSHOT:
+    """A part is on disk.  The last one makes the snapshot, whatever batch runs now."""
+    taking = job.taking
+    if done.attempt != job.attempt or taking is None or done.batch != taking.batch:
         return job, ()
-    job = replace(job, parts=(*job.parts, done.part))
-    job, complete = _all_have_said(job, done.executor, len(job.settings.leaders))
-    if not complete:
-        return job, ()
+    taking = replace(taking, parts={**taking.parts, done.executor: done.part})
+    if len(taking.parts) < len(job.settings.leaders):
+        job = replace(job, taking=taking)
+        return _stop(job) if job.phase is Phase.SNAPSHOT else (job, ())
     manifest = Manifest(
-        number=job.last_committed,
+        number=taking.batch,
         plan_hash=job.settings.plan.hash,
-        parts=tuple(sorted(job.parts, key=lambda part: part.first)),
+        parts=tuple(sorted(taking.parts.values(), key=lambda part: part.first)),
     )
     usable = tuple(m for m in job.manifests if m.number not in job.unusable)
     kept = (*usable, manifest)[-KEPT_SNAPSHOTS:]
@@ -546,15 +562,16 @@ def _snapshot_done(job: Job, done: SnapshotDone) -> tuple[Job, Effects]:
     job = replace(
         job,
         manifests=kept,
-        snapshot_us=job.now_us,
-        parts=(),
+        taking=None,
         records={n: record for n, record in job.records.items() if n > oldest},
     )
     effects: tuple[Effect, ...] = (
         WriteManifest(manifest),
         *(ForgetSnapshot(number, oldest) for number in forgotten),
     )
-    job, more = _committed(job)
+    if job.phase is not Phase.SNAPSHOT:
+        return job, effects
+    job, more = _stop(job) if job.last > job.last_committed else _committed(job)
     return job, (*effects, *more)
 
 

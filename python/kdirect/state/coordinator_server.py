@@ -17,7 +17,6 @@ import itertools
 import logging
 import os
 import selectors
-import shutil
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
@@ -466,9 +465,11 @@ class CoordinatorServer:
 
     def _expect_part(self, executor: int, part: messages.PartFollows) -> None:
         state = self._job
-        expected = (state.attempt, state.last_committed, coordinator.part_file(state, executor))
-        is_due = state.phase is job.Phase.SNAPSHOT and executor not in state.heard
-        if (part.attempt, part.batch, part.file) != expected or not is_due:
+        taking = state.taking
+        due = None
+        if taking is not None and executor not in taking.parts:
+            due = (state.attempt, taking.batch, coordinator.part_file(state, executor))
+        if (part.attempt, part.batch, part.file) != due:
             raise StateProtocolError(
                 f"executor {executor} sent a part of a snapshot that nobody asked for"
             )
@@ -590,6 +591,6 @@ class CoordinatorServer:
 
     def _forget(self, number: int, batches: int) -> None:
         directory = self._directory
-        shutil.rmtree(snapshots.snapshot_directory(directory.snapshots, number), ignore_errors=True)
+        snapshots.forget(directory.snapshots, number)
         directory.batches.keep([e for e in directory.batches.entries if e["number"] > batches])
         directory.commits.keep([e for e in directory.commits.entries if e["number"] > batches])

@@ -30,10 +30,10 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from kdirect.client.session import Session, connect
 from kdirect.errors import (
@@ -44,7 +44,9 @@ from kdirect.errors import (
     StateDirectoryError,
     StateError,
     StateExchangeError,
+    StateLimitError,
     StateProtocolError,
+    TimedOutError,
 )
 from kdirect.rdma.layout import DEFAULT_SLOT_BYTES, DEFAULT_SLOTS, FOOTER_BYTES
 from kdirect.state import control, leader, messages, part_transfer, snapshots
@@ -55,13 +57,13 @@ from kdirect.state.exchange import Exchange, RdmaExchange, TcpExchange
 from kdirect.state.executor_state import Place, State, open_state, owners_of, page_memory
 from kdirect.state.heartbeat import LONGEST_INTERVAL_S, Heart
 from kdirect.state.kept import KeptState
+from kdirect.state.snapshot_writer import SnapshotWriter
 
 log = logging.getLogger("kdirect.state")
 
 SENT_BYTES = 8 << 20  # of rows, in one frame
 IDLE_WAIT_MS = 500  # in the midst of a batch: then it is looked whether the coordinator is there
 TEMPORARY = "kdirect-part-"
-T = TypeVar("T")
 SETTINGS_VARIABLE = "KDIRECT_EXECUTOR"
 LEAST_PAUSE_S, MOST_PAUSE_S = 0.01, 1.0  # before one that could not join tries again
 EXIT_FAILED = 1  # the coordinator was told why
@@ -124,6 +126,7 @@ class Executor:
         self._exchange = exchange
         self._kept = kept
         self._observer = observer
+        self._writer = SnapshotWriter()
         self._tools: Tools | None = None
         self._memory: StateMemory | None = None
         self._welcome: messages.Welcome | None = None
@@ -205,6 +208,7 @@ class Executor:
 
     def close(self) -> None:
         """Leave the job.  The state stays where it is mapped."""
+        self._writer.close()
         self._exchange.close()
         self.connection.close()
         self._tools = self._memory = None  # what is left of the state: before its memory goes
@@ -220,15 +224,31 @@ class Executor:
     def _next(self, timeout_s: float | None) -> messages.FromCoordinator:
         if self._early:
             return self._early.popleft()
-        return messages.decode_from_coordinator(self.connection.receive(timeout_s))
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while self._writer.is_busy and (deadline is None or time.monotonic() < deadline):
+            # The coordinator may wait for nothing but the part that is being written.
+            with contextlib.suppress(TimedOutError):
+                return messages.decode_from_coordinator(
+                    self.connection.receive(self._heart.interval_s)
+                )
+            self._heart.steps += self._writer.steps_taken()
+            self._heart.wait()
+        left = None if deadline is None else max(0.0, deadline - time.monotonic())
+        return messages.decode_from_coordinator(self.connection.receive(left))
 
     def _say_working(self, steps: int) -> None:
         """Tell the coordinator that this executor goes on.  Never waits."""
-        if not self.connection.waits_to_write:
-            said = messages.Working(
-                attempt=self.attempt, executor=self.settings.executor, steps=steps
-            )
-            self.connection.put(messages.encode(said))
+        connection = self.connection
+        if not connection.sending.acquire(blocking=False):
+            return  # the thread that writes a snapshot says more than this
+        try:
+            if not connection.waits_to_write:
+                said = messages.Working(
+                    attempt=self.attempt, executor=self.settings.executor, steps=steps
+                )
+                connection.put(messages.encode(said))
+        finally:
+            connection.sending.release()
 
     def _stepped(self) -> None:
         """In the midst of a batch: a block or a page is done."""
@@ -333,21 +353,21 @@ class Executor:
         welcome, tools = self._joined, self._working
         executor = self.settings.executor
         own = welcome.vparts[executor]
+        plan_hash = welcome.plan.hash
         wanted = [part for part in order.parts if part.first < own[1] and own[0] < part.last]
         try:
             with self._parts(order.batch, wanted) as directory:
-                for part in wanted:
-                    for vpart, rows in snapshots.read_part(
-                        directory,
-                        part,
-                        plan_hash=welcome.plan.hash,
-                        batch=order.batch,
-                        vparts=own,
-                    ):
+                for given in wanted:
+                    part = snapshots.PartReader(
+                        directory, given, plan_hash=plan_hash, batch=order.batch
+                    )
+                    for section in part:
                         self._observer.at(Step.RESTORE, order.batch)
-                        tools.state.restore(vpart, rows)
+                        tools.state.restore(section, part.executors, part.vparts)
                         self._heart.step()
-        except StateDirectoryError as e:
+        except (StateLimitError, StateProtocolError):
+            raise
+        except StateError as e:
             self._tell(
                 messages.NotRestored(
                     attempt=order.attempt, executor=executor, batch=order.batch, message=str(e)
@@ -394,7 +414,7 @@ class Executor:
 
     def _send_output(self, order: messages.TakeOutput) -> None:
         executor = self.settings.executor
-        with self._kept.output(order.batch) as data:
+        with self._kept.output(order.batch) as data, self.connection.sending:
             self._tell(
                 messages.Output(
                     attempt=order.attempt, batch=order.batch, executor=executor, size=len(data)
@@ -404,37 +424,55 @@ class Executor:
                 self.connection.send(data[at : at + SENT_BYTES])
 
     def _snapshot(self, order: messages.TakeSnapshot) -> None:
-        executor = self.settings.executor
+        """Copy the state; where this host sees the directory of the job, the copy is written while
+        the next batches run."""
         self._observer.at(Step.SNAPSHOT, order.batch)
+        sections = self._working.state.snapshot()
         if self._sees_directory:
             directory = snapshots.snapshot_directory(self._snapshots, order.batch)
-            part = self._write_part(directory, order)
-        else:
-            with tempfile.TemporaryDirectory(prefix=TEMPORARY) as name:
-                part = self._write_part(Path(name), order)
-                self._send_part(Path(name, part.file), order.batch, part)
-        self._tell(
-            messages.SnapshotDone(
-                attempt=order.attempt, batch=order.batch, executor=executor, part=part
+            self._writer.write(
+                sections,
+                lambda given, cancelled: self._write_part(directory, order, given, cancelled),
+                lambda part: self._say_snapshot(order, part),
+                lambda error: _report(self.connection, self.settings.executor, error),
             )
-        )
+            return
+        with tempfile.TemporaryDirectory(prefix=TEMPORARY) as name:
+            part = self._write_part(Path(name), order, sections, self._not_cancelled)
+            self._send_part(Path(name, part.file), order.batch, part)
+        self._say_snapshot(order, part)
 
-    def _write_part(self, directory: Path, order: messages.TakeSnapshot) -> Part:
-        welcome = self._joined
+    def _say_snapshot(self, order: messages.TakeSnapshot, part: Part) -> None:
+        done = messages.SnapshotDone(
+            attempt=order.attempt, batch=order.batch, executor=self.settings.executor, part=part
+        )
+        with contextlib.suppress(StateProtocolError):  # the job begins again, or has ended
+            self._tell(done)
+
+    def _not_cancelled(self) -> bool:
+        """A part is written in the thread of the executor: this is a step."""
+        self._heart.step()
+        return False
+
+    def _write_part(
+        self,
+        directory: Path,
+        order: messages.TakeSnapshot,
+        sections: Sequence[snapshots.Section],
+        cancelled: Callable[[], bool],
+    ) -> Part:
+        welcome, executor = self._joined, self.settings.executor
+        self._observer.at(Step.PART, order.batch)
         return snapshots.write_part(
             directory,
             order.file,
-            self._stepping(self._working.state.snapshot()),
-            vparts=welcome.vparts[self.settings.executor],
+            sections,
+            executors=self.settings.executors,
+            vparts=welcome.vparts[executor],
             plan_hash=welcome.plan.hash,
             batch=order.batch,
+            cancelled=cancelled,
         )
-
-    def _stepping(self, items: Iterable[T]) -> Iterator[T]:
-        """The same items; each of them is a step."""
-        for item in items:
-            self._heart.step()
-            yield item
 
     # -- parts of snapshots, where this host does not see the directory of the job -----------------
 
@@ -485,8 +523,9 @@ class Executor:
             messages.PartFollows(attempt=self.attempt, batch=batch, file=part.file, size=part.size)
         )
         with open(path, "rb") as file:
-            for data in self._stepping(part_transfer.frames(file, part.size)):
+            for data in part_transfer.frames(file, part.size):
                 self.connection.send(data)
+                self._heart.step()
 
 
 def _exchange(settings: ExecutorSettings, local_host: str) -> Exchange:

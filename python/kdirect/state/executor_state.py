@@ -9,7 +9,7 @@ All that outlives a batch lies in the mapped memory.  One thread.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -25,6 +25,7 @@ from kdirect.state.exchange import ReceivingEnd
 from kdirect.state.header import Catalogue, blocks_of, read_header, write_header
 from kdirect.state.messages import StartBatch
 from kdirect.state.plan import VPARTS, Plan
+from kdirect.state.snapshots import Section
 from kdirect.state.source import Block
 
 NOBODY = -1
@@ -64,11 +65,12 @@ class State(Protocol):
     def trigger(self, closes: int) -> Iterable[pa.RecordBatch]:
         """Emit and drop the windows that the clock has closed."""
 
-    def snapshot(self) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """(virtual partition, its rows) of what this executor leads."""
+    def snapshot(self) -> list[Section]:
+        """A copy of what this executor leads."""
 
-    def restore(self, vpart: int, rows: pa.RecordBatch) -> None:
-        """Add what a snapshot has of a virtual partition."""
+    def restore(self, section: Section, executors: int, vparts: tuple[int, int]) -> None:
+        """Add what this executor leads of a section of a snapshot by `executors`, whose writer led
+        the virtual partitions `vparts`."""
 
     def mark(self, phase: Phase, attempt: int, batch: int, after: Progress | None) -> None:
         """Write the header of the state file."""
@@ -141,11 +143,11 @@ class CellState:
     def trigger(self, closes: int) -> Iterable[pa.RecordBatch]:
         return self._backend.trigger(closes)
 
-    def snapshot(self) -> Iterator[tuple[int, pa.RecordBatch]]:
+    def snapshot(self) -> list[Section]:
         return self._backend.snapshot()
 
-    def restore(self, vpart: int, rows: pa.RecordBatch) -> None:
-        self._backend.restore(rows)
+    def restore(self, section: Section, executors: int, vparts: tuple[int, int]) -> None:
+        self._backend.restore(section, executors, vparts)
 
     def mark(self, phase: Phase, attempt: int, batch: int, after: Progress | None) -> None:
         self._backend.mark(phase, attempt=attempt, batch=batch, after=after)
@@ -218,11 +220,11 @@ class ChainState:
     def trigger(self, closes: int) -> Iterable[pa.RecordBatch]:
         return self._state.trigger(closes)
 
-    def snapshot(self) -> Iterator[tuple[int, pa.RecordBatch]]:
+    def snapshot(self) -> list[Section]:
         return self._state.snapshot()
 
-    def restore(self, vpart: int, rows: pa.RecordBatch) -> None:
-        self._state.restore(vpart, rows)
+    def restore(self, section: Section, executors: int, vparts: tuple[int, int]) -> None:
+        self._state.restore(section, executors, vparts)
 
     def mark(self, phase: Phase, attempt: int, batch: int, after: Progress | None) -> None:
         header = StateHeader(

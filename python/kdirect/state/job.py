@@ -182,6 +182,15 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Taking:
+    """The snapshot after `batch`, which executors write while later batches run; the parts that are
+    on disk, by executor."""
+
+    batch: int
+    parts: Mapping[int, Part] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """A job at one attempt."""
 
@@ -197,10 +206,10 @@ class Job:
     heard: frozenset[int] = frozenset()  # executors that have said what is waited for
     steps: tuple[Step, ...] = ()  # that are still to run; the first one is running
     after: Progress | None = None  # the clocks after the newest batch that is done
-    parts: tuple[Part, ...] = ()
+    taking: Taking | None = None
     seen_ends: Mapping[Partition, int] = field(default_factory=dict)
     advanced_us: Mapping[Partition, int]  # when each partition was last seen to have new records
-    snapshot_us: int | None = None  # when the last snapshot was taken
+    snapshot_us: int | None = None  # when the last snapshot was begun
     offered: Commit | None = None  # what the driver was last told to hand out
     handed: Commit | None = None  # what the caller has and has not committed
     now_us: int = 0  # the latest wall clock that was heard of

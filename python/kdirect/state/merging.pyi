@@ -8,6 +8,7 @@ from kdirect.state.engine import Engine
 from kdirect.state.table import Table
 
 FAULTS: tuple[str, ...]
+ENTRY_FAULTS: dict[int, str]
 
 class MergingEngine(Engine):
     def __init__(self, *args: Any, **options: Any) -> None: ...
@@ -20,11 +21,5 @@ class MergingEngine(Engine):
     def merge(self, sender: int, address: int, length: int) -> tuple[int, int]: ...
     def merge_table(self, into: Table, table: Table) -> None: ...
     def restore(
-        self,
-        vpart: int,
-        buckets: np.ndarray,
-        keys: np.ndarray,
-        offsets: np.ndarray | None,
-        states: np.ndarray,
-        layout: Any,
-    ) -> None: ...
+        self, bucket: int, data: np.ndarray, entries: int, layout: Any, vparts: tuple[int, int]
+    ) -> int: ...

@@ -1,15 +1,15 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
 """The merge path: what others computed comes into the tables of this executor.
 
-Owns: the merge of a delta's pages, of one table into another (slices into a window), and of rows of
-a snapshot.  A page is bytes of another process: its length, sender, shape, every bucket, key and
+Owns: the merge of a delta's pages, of one table into another (slices into a window), and of the
+entries of a snapshot.  A page is bytes of another process: its length, sender, shape, every bucket, key and
 virtual partition are checked before the first of its entries is applied, so that a page that is
 refused has changed nothing.
 """
 
 import numpy as np
 
-from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
 from libc.string cimport memcpy
 
 from kdirect.errors import DeltaError, StateError
@@ -27,14 +27,24 @@ from kdirect.state.engine cimport (
     kd_update,
 )
 from kdirect.state.table cimport Table
-from kdirect.state.table_kernel cimport kd_find, kd_keys, kd_scan, kd_variable_words
+from kdirect.state.table_kernel cimport kd_keys, kd_scan, kd_table, kd_variable_words
 
 cdef extern from "page_run.h" nogil:
     int kd_check_page(kd_page* p, const uint8_t* page, uint64_t length, uint64_t* begin,
                       int64_t* buckets, uint64_t* hash, uint32_t* offsets)
-    int64_t kd_check_keys(const kd_keys* k, uint32_t key_words, uint32_t strings,
-                          uint32_t fixed_words, const uint32_t* ends, uint32_t n, uint32_t vpart,
-                          uint64_t* hash)
+
+cdef extern from "snapshot_run.h" nogil:
+    enum:
+        KD_ENTRY_CUT, KD_ENTRY_KEY, KD_ENTRY_FOREIGN, KD_ENTRY_TWICE
+    ctypedef struct kd_section:
+        uint32_t state_words, key_words, strings, fixed_words, first, last, self
+        const uint16_t* owners
+        int has_seen
+        uint64_t unseen
+    int64_t kd_check_entries(kd_section* s, const uint64_t* data, uint64_t* at, uint64_t end,
+                             uint32_t most, uint64_t* entries, uint64_t* hash, uint32_t* key_at)
+    int64_t kd_insert_entries(kd_table* t, const uint64_t* entries, const uint64_t* hash,
+                              uint32_t i, uint32_t n, int32_t stamp)
 
 cdef extern from "keys_run.h" nogil:
     void kd_hash_rows(const kd_keys* k, uint32_t key_words, uint32_t n, uint64_t* out)
@@ -48,6 +58,11 @@ FAULTS = (
     "an entry lies in a window that is closed or too far ahead", "the length of a key is wrong",
     "a key belongs to another executor", "it is not aligned to words",
 )
+ENTRY_FAULTS = {
+    KD_ENTRY_CUT: "is cut off", KD_ENTRY_KEY: "has a key whose strings do not add up",
+    KD_ENTRY_FOREIGN: "is of a virtual partition that is none of its part's",
+    KD_ENTRY_TWICE: "has a key that was there before",
+}
 
 
 cdef class MergingEngine(Engine):
@@ -254,55 +269,97 @@ cdef class MergingEngine(Engine):
                     self.c_overflow(i)
         return 0
 
-    def restore(self, uint32_t vpart, buckets, keys, offsets, states, layout):
-        """Merge rows of a snapshot: of each its bucket (int64), key words (uint64, one after the
-        other, or at `offsets` with the end in its last), and state in `layout`, that of the
-        executors that wrote it.  With another number of executors lanes are folded into the first.
-        Raises StateError if a key does not belong to `vpart`."""
-        cdef const int64_t[::1] bucket_view = buckets
-        cdef const uint64_t[::1] key_view = keys
-        cdef const uint32_t[::1] offset_view
-        cdef const uint64_t[::1] state_view = states
-        cdef kd_keys k
+    def restore(self, int64_t bucket, data, uint64_t entries, layout, vparts):
+        """Take the entries of a snapshot (`data`: uint64) into the table of a bucket: about
+        `entries` of the virtual partitions [vparts[0], vparts[1]), of which those that this
+        executor leads are used, with states in `layout`, that of the executors that wrote them.
+        With another number of executors, lanes are folded into the first.  Returns how many were
+        used.  Raises StateError; some of the entries are in the table then."""
+        cdef const uint64_t[::1] view = data
+        cdef kd_section section
         cdef kd_accumulator cells[256]
-        cdef uint64_t n = bucket_view.shape[0], begin = 0, words = layout.words
-        cdef uint32_t piece, i, targets, at, stop
-        cdef int64_t wrong
-        cdef int fold = layout.executors != self.layout.executors
-        if not n:
-            return
-        if state_view.shape[0] != <Py_ssize_t>(n * words) or self.cell_count > 256:
-            raise StateError("a snapshot has states of another length than its plan")
+        cdef uint64_t[::1] packed
+        cdef uint64_t at = 0, end = view.shape[0], used = 0, lanes = layout.executors, i
+        cdef int64_t n = 0
+        cdef bint fold = layout.executors != self.layout.executors
+        cdef bint copied = layout.words == self.layout.words and layout.codes == self.layout.codes
+        cdef Table table
+        if self.cell_count > 256:
+            raise StateError("a plan of more than 256 aggregates cannot be restored")
+        if not self._is_bucket(bucket):
+            raise StateError(f"a snapshot has a window that cannot be: bucket {bucket}",
+                             hint="the snapshot is damaged")
         for i in range(self.cell_count):
             cells[i] = self.cells[i]
             cells[i].offset = layout.codes[i][2]
-        if layout.has_seen and (states.reshape(n, words)[:, 0] != (1 << 64) - 1).any():
-            self.begin_tracking()
-        offset_view = np.zeros(1, np.uint32) if offsets is None else offsets
-        while begin < n:
-            piece = min(n - begin, PIECE_ROWS)
-            k.bucket, k.bucket_stride, k.hash = &bucket_view[begin], 1, self.hash
-            k.words, k.stride, k.offsets = &key_view[0], self.keys.words, NULL
-            if self.keys.words:
-                k.words += begin * k.stride
-            else:
-                k.offsets = &offset_view[begin]
-            wrong = kd_check_keys(&k, self.keys.words, self.keys.strings, self.keys.fixed_words,
-                                  k.offsets + 1 if k.offsets else NULL, piece, vpart, self.hash)
-            if wrong >= 0:
-                raise StateError(f"row {begin + wrong} of a snapshot has no key of virtual "
-                                 f"partition {vpart}", hint="the snapshot is damaged")
-            for i in range(piece):
-                self.buckets[i] = bucket_view[begin + i]
-            self._targets(piece)
-            targets = kd_sort_rows(self.row_targets, piece, self.counts, self.present, self.numbers,
-                               self.order)
-            at = 0
-            for i in range(targets):
-                self.c_find(self.present[i], &k, self.order + at, self.numbers[i])
-                for stop in range(self.numbers[i]):
-                    self.addresses[stop] = <uint64_t><uintptr_t>(
-                        &state_view[(begin + self.order[at + stop]) * words])
-                self._states(self.numbers[i], cells, layout.executors, fold)
-                at += self.numbers[i]
-            begin += piece
+        section.state_words, section.key_words = layout.words, self.keys.words
+        section.strings, section.fixed_words = self.keys.strings, self.keys.fixed_words
+        section.first, section.last = vparts
+        section.owners, section.self = self.route.owners, self.lane
+        section.has_seen, section.unseen = self.layout.has_seen, 0
+        if not end:
+            return 0
+        self.c_slot(bucket)
+        table = self.table(bucket)
+        table.reserve(min(entries, end // (layout.words + max(1, self.keys.words))), end * 8)
+        packed = np.empty(PIECE_ROWS * max(1, self.keys.words), np.uint64)
+        with nogil:
+            while at < end:
+                i = at
+                n = kd_check_entries(&section, &view[0], &at, end, PIECE_ROWS, self.addresses,
+                                     self.hash, self.offsets)
+                if n < 0:
+                    break
+                if section.unseen:
+                    with gil:
+                        self.begin_tracking()
+                n = (self._copied(table, n) if copied else
+                     self._folded(table, &view[i], n, cells, lanes, fold, &packed[0]))
+                if n < 0:
+                    break
+                used += n
+        if n < 0:
+            raise StateError(f"an entry of bucket {bucket} of a snapshot {ENTRY_FAULTS[n]}",
+                             hint="the snapshot is damaged")
+        return used
+
+    cdef bint _is_bucket(self, int64_t bucket):
+        """Whether rows may fall into this bucket: their times are not before 1970."""
+        if not self.route.size:
+            return bucket == 0
+        size, origin = <object>self.route.size, <object>self.route.origin
+        return -origin // size <= bucket <= ((1 << 63) - 1 - origin) // size
+
+    cdef int64_t _copied(self, Table table, uint32_t n) except? -100 nogil:
+        """The n entries at `addresses` as they are; n, or what is wrong."""
+        cdef int64_t done = 0
+        if table.c.index == NULL:
+            table.c.wanted = 8
+            with gil:
+                table.c_grow()
+        while True:
+            done = kd_insert_entries(&table.c, self.addresses, self.hash, done, n, self.stamp)
+            if done < 0 or done == n:
+                return done
+            with gil:
+                table.c_grow()
+
+    cdef int64_t _folded(self, Table table, const uint64_t* words, uint32_t n,
+                         const kd_accumulator* cells, uint64_t lanes,
+                         bint fold, uint64_t* packed) except? -100 nogil:
+        """The n entries at `addresses`, with their keys at `offsets` from `words`, merged into new
+        states; n, or what is wrong.  `packed` has room for their keys."""
+        cdef kd_keys k
+        cdef uint64_t before = table.c.used
+        cdef uint32_t i
+        k.bucket, k.bucket_stride, k.hash = NULL, 0, self.hash
+        k.words, k.stride, k.offsets = words, 0, self.offsets
+        if table.c.key_words:
+            k.words, k.stride, k.offsets = &packed[0], table.c.key_words, NULL
+            for i in range(n):
+                memcpy(&packed[i * k.stride], words + self.offsets[i], k.stride * 8)
+        table.c_find(&k, NULL, n, self.positions)
+        if table.c.used != before + n:
+            return KD_ENTRY_TWICE
+        self._states(n, cells, lanes, fold)
+        return n

@@ -183,26 +183,4 @@ static uint64_t kd_stamp_rows(uint8_t *base, const uint64_t *at, uint32_t n, uin
     return known;
 }
 
-/* Keys in a snapshot: words of rows, of fixed or of variable length, whose virtual partition and
- * form are checked; the row that is wrong, or -1. */
-static int64_t kd_check_keys(const kd_keys *k, uint32_t key_words, uint32_t strings,
-                             uint32_t fixed_words, const uint32_t *ends, uint32_t n, uint32_t vpart,
-                             uint64_t *hash) {
-    for (uint32_t i = 0; i < n; i++) {
-        const uint64_t *key = kd_key_of(k, i);
-        uint64_t words = key_words;
-        if (!words) {
-            uint64_t given = ends[i] - k->offsets[i];
-            if (!given || key[0] > given * 8 || kd_variable_words(key[0]) != given ||
-                !kd_key_is_whole(key, strings, fixed_words))
-                return i;
-            words = given;
-        }
-        hash[i] = kd_hash_words(key, words);
-        if (hash[i] >> 56 != vpart)
-            return i;
-    }
-    return -1;
-}
-
 #endif

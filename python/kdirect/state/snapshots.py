@@ -1,72 +1,60 @@
-"""Snapshots: the state after a batch, as Arrow IPC files, checked before a byte of them is used.
+"""Snapshots: the state after a batch, as files that are checked before a byte of them is used.
 
-Owns: the form of a part (what one executor wrote: an Arrow IPC file with a record batch for each
-virtual partition that it leads) and of a manifest (which parts make a snapshot, with their lengths
-and CRCs).  What may not enter: what the columns of a part mean (the
-state kernels), when a snapshot is taken, and which ones are kept.
+Owns: the form of a part (what one executor wrote of the virtual partitions that it leads) and of a
+manifest (which parts make a snapshot, with their lengths and CRCs).  What may not enter: what a
+section of a part means (the state kernels), when a snapshot is taken, and which ones are kept.
 
-    snapshots/00000000000000000041/part-0-of-2.arrow
-                                   part-1-of-2.arrow
-                                   manifest.json      written last: without it nothing counts
+    snapshots/00000000000000000041/part-2-0         attempt and executor
+                                   part-2-1
+                                   manifest.json    written last: without it nothing counts
 
-A part is written as a stream; its CRC-32 is of the whole file.  A snapshot that is damaged, foreign
-or incomplete is not used: an error names the file, and the snapshot before it is taken.
+    part  | magic u64 | version u32 | 0 u32 | head bytes u64 | 0 u64 | head | section | section ...
+
+The head is JSON: plan, batch, number of executors, and what the state says of each section, with
+its length.  Head and sections begin at multiples of 64 bytes, little endian.  The CRC-32C in the
+manifest is of the whole file.  A snapshot that is damaged, foreign, incomplete or of an older
+version is not used: an error names the file, and the snapshot before it is taken.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
 import logging
-import zlib
-from collections.abc import Iterable, Iterator
+import mmap
+import shutil
+import struct
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
-
-import pyarrow as pa
+from typing import Any, NamedTuple
 
 from kdirect.errors import FormatError, StateDirectoryError
+from kdirect.format.batch import crc32c
+from kdirect.state import strict
 from kdirect.state.batches import Manifest, Part
 from kdirect.state.directory import read_json, replaced, sync_directory, write_atomically
+from kdirect.state.plan import VPARTS
 
 log = logging.getLogger("kdirect.state")
 
 MANIFEST = "manifest.json"
-MANIFEST_VERSION = 1
-VPART = b"kdirect.vpart"
+MANIFEST_VERSION = 2
+MAGIC = int.from_bytes(b"KDPART\0\0", "little")
+PART_VERSION = 2
 OTHER = "an older snapshot and the log are used instead; remove this one"
+WRITE_BYTES = 4 << 20  # are written at once; between two writes it is looked whether to go on
+_FIXED = struct.Struct("<QIIQQ")
+_ALIGN = 64
 
 
-class _Counted:
-    """A file that is written through, with length and CRC.  Arrow writes to it."""
+class Section(NamedTuple):
+    """A stretch of a part: what the state says of it (JSON), and its bytes (any buffer)."""
 
-    def __init__(self, file: Any) -> None:
-        self._file = file
-        self.length = 0
-        self.crc = 0
-        self.closed = False
+    head: dict[str, Any]
+    data: Any
 
-    def write(self, data: Any) -> int:
-        view = memoryview(data).cast("B")
-        self.crc = zlib.crc32(view, self.crc)
-        self.length += len(view)
-        self._file.write(view)
-        return len(view)
 
-    def flush(self) -> None:
-        self._file.flush()
-
-    def close(self) -> None:
-        self.closed = True
-
-    def readable(self) -> bool:
-        return False
-
-    def writable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return False
+class Cancelled(Exception):
+    """The writing of a part was given up."""
 
 
 def snapshot_directory(root: Path, batch: int) -> Path:
@@ -77,28 +65,37 @@ def snapshot_directory(root: Path, batch: int) -> Path:
 def write_part(
     directory: Path,
     name: str,
-    batches: Iterable[tuple[int, pa.RecordBatch]],
+    sections: Sequence[Section],
     *,
+    executors: int,
     vparts: tuple[int, int],
     plan_hash: str,
     batch: int,
+    cancelled: Callable[[], bool] = lambda: False,
 ) -> Part:
-    """Write the record batches of an executor's virtual partitions, which are those of the range
-    `vparts`, in order and with no batch for an empty one; on disk when this returns."""
+    """Write the sections of an executor, one of `executors`, that leads the virtual partitions of
+    the range `vparts`; on disk when this returns.  Raises Cancelled, and then nothing is left."""
     directory.mkdir(parents=True, exist_ok=True)
-    rows = iter(batches)
-    first = next(rows, None)
-    schema = pa.schema([]) if first is None else first[1].schema
-    head = {b"kdirect.plan": plan_hash.encode(), b"kdirect.batch": str(batch).encode()}
+    views = [memoryview(section.data).cast("B") for section in sections]
+    head = json.dumps({
+        "plan": plan_hash, "batch": batch, "executors": executors,
+        "sections": [[s.head, len(v)] for s, v in zip(sections, views, strict=True)],
+    }, separators=(",", ":")).encode()  # fmt: skip
+    fixed = _FIXED.pack(MAGIC, PART_VERSION, 0, len(head), 0)
+    size = crc = 0
     with replaced(directory / name) as file:
-        counted = _Counted(file)
-        sink = pa.PythonFile(counted, mode="w")
-        with pa.ipc.new_file(sink, schema.with_metadata({**(schema.metadata or {}), **head})) as w:
-            for vpart, record_batch in itertools.chain([] if first is None else [first], rows):
-                # A file has one schema, so what each batch says of itself goes with the batch.
-                own = {**(record_batch.schema.metadata or {}), VPART: str(vpart).encode()}
-                w.write_batch(record_batch, custom_metadata=own)
-    return Part(file=name, first=vparts[0], last=vparts[1], size=counted.length, crc=counted.crc)
+        for view in (memoryview(fixed + bytes(-len(fixed) % _ALIGN) + head), *views):
+            for begin in range(0, len(view), WRITE_BYTES):
+                if cancelled():
+                    raise Cancelled
+                piece = view[begin : begin + WRITE_BYTES]
+                crc = crc32c(piece, crc)
+                file.write(piece)
+            padding = bytes(-len(view) % _ALIGN)
+            crc = crc32c(padding, crc)
+            file.write(padding)
+            size += len(view) + len(padding)
+    return Part(file=name, first=vparts[0], last=vparts[1], size=size, crc=crc)
 
 
 def write_manifest(root: Path, manifest: Manifest) -> None:
@@ -114,9 +111,13 @@ def read_manifest(directory: Path) -> Manifest:
     StateDirectoryError when it is damaged or not of this directory."""
     path = directory / MANIFEST
     value = read_json(path, "the manifest of a snapshot")
-    if value.pop("version", None) != MANIFEST_VERSION:
+    version = value.pop("version", None)
+    if version != MANIFEST_VERSION:
         raise StateDirectoryError(
-            f"{path}: this build reads version {MANIFEST_VERSION}, which it is not", hint=OTHER
+            f"{path}: a snapshot of version {strict.shown(version)}, and this build reads version"
+            f" {MANIFEST_VERSION}",
+            hint="an older snapshot and the log are used instead; or go on with the build that"
+            " wrote it",
         )
     try:
         manifest = Manifest.from_json(value)
@@ -129,50 +130,78 @@ def read_manifest(directory: Path) -> Manifest:
     return manifest
 
 
-def _checked(path: Path, part: Part) -> pa.MemoryMappedFile:
+def _checked(path: Path, part: Part) -> memoryview:
     """Read a part once and compare it with its manifest; the file, mapped."""
     try:
-        file = pa.memory_map(str(path))
-    except OSError as e:
-        raise StateDirectoryError(f"{path}: the part cannot be read: {e}", hint=OTHER) from e
-    if file.size() != part.size:
-        raise StateDirectoryError(
-            f"{path}: {file.size()} bytes, where the manifest says {part.size}", hint=OTHER
-        )
-    if zlib.crc32(file.read_buffer()) != part.crc:
-        raise StateDirectoryError(f"{path}: the CRC does not match the manifest", hint=OTHER)
-    file.seek(0)
-    return file
-
-
-def read_part(
-    directory: Path, part: Part, *, plan_hash: str, batch: int, vparts: tuple[int, int]
-) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """The record batches of the virtual partitions of a part that are in the range `vparts`.
-
-    The file is checked as a whole before the first one is handed out."""
-    path = directory / part.file
-    with _checked(path, part) as file:
-        try:
-            reader = pa.ipc.open_file(file)
-        except pa.ArrowInvalid as e:
-            raise StateDirectoryError(f"{path}: this is no Arrow file: {e}", hint=OTHER) from e
-        head = reader.schema.metadata or {}
-        named = (head.get(b"kdirect.plan"), head.get(b"kdirect.batch"))
-        if named != (plan_hash.encode(), str(batch).encode()):
-            raise StateDirectoryError(
-                f"{path}: the part is of another plan or batch than its manifest", hint=OTHER
-            )
-        for i in range(reader.num_record_batches):
-            record_batch, metadata = reader.get_batch_with_custom_metadata(i)
-            own = dict(metadata or {})
-            vpart = int(own.pop(VPART, b"-1"))
-            if not part.first <= vpart < part.last:
+        with open(path, "rb") as file:
+            size = path.stat().st_size
+            if size != part.size:
                 raise StateDirectoryError(
-                    f"{path}: record batch {i} is of no virtual partition of this part", hint=OTHER
+                    f"{path}: {size} bytes, where the manifest says {part.size}", hint=OTHER
                 )
-            if vparts[0] <= vpart < vparts[1]:
-                yield vpart, record_batch.replace_schema_metadata(own or None)
+            flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
+            mapped = mmap.mmap(file.fileno(), size, flags=flags, prot=mmap.PROT_READ)
+    except (OSError, ValueError) as e:
+        raise StateDirectoryError(f"{path}: the part cannot be read: {e}", hint=OTHER) from e
+    view = memoryview(mapped)
+    if crc32c(view) != part.crc:
+        raise StateDirectoryError(f"{path}: the CRC does not match the manifest", hint=OTHER)
+    return view
+
+
+class PartReader:
+    """A part of a snapshot, checked as a whole when this is made: CRC, version, plan and batch.
+
+    Iterating gives its sections, whose bytes stay mapped as long as somebody has them."""
+
+    def __init__(self, directory: Path, part: Part, *, plan_hash: str, batch: int) -> None:
+        self.path = directory / part.file
+        self.vparts = part.first, part.last
+        view = _checked(self.path, part)
+        try:
+            self.executors, self._sections = self._parsed(view, plan_hash, batch)
+        except FormatError as e:
+            raise StateDirectoryError(f"{self.path}: {e}", hint=OTHER) from e
+
+    def __iter__(self) -> Iterator[Section]:
+        return iter(self._sections)
+
+    def _parsed(self, view: memoryview, plan_hash: str, batch: int) -> tuple[int, list[Section]]:
+        if len(view) < _ALIGN:
+            raise FormatError("this is no part of a snapshot: it is too short")
+        magic, version, _, length, _ = _FIXED.unpack_from(view)
+        if magic != MAGIC:
+            raise FormatError("this is no part of a snapshot")
+        if version != PART_VERSION:
+            raise FormatError(f"a part of version {version}; this build reads {PART_VERSION}")
+        text = bytes(view[_ALIGN : _ALIGN + length])
+        head = strict.Members(strict.parse(text, "the head of the part"), "the head of the part")
+        if (head.text("plan"), head.number("batch")) != (plan_hash, batch):
+            raise FormatError("the part is of another plan or batch than its manifest")
+        executors = head.number("executors", 1, VPARTS)
+        at, sections = _aligned(_ALIGN + length), []
+        for item in head.items("sections"):
+            if not isinstance(item, list) or len(item) != 2:
+                raise FormatError("a section of the part is not described")
+            size = strict.checked_number(item[1], 0, len(view) - at, "a section of the part")
+            sections.append(Section(item[0], view[at : at + size]))
+            at = _aligned(at + size)
+        head.close()
+        if at != len(view):
+            raise FormatError("the sections of the part do not fill it")
+        return executors, sections
+
+
+def _aligned(position: int) -> int:
+    return position + -position % _ALIGN
+
+
+def forget(root: Path, batch: int) -> None:
+    """Remove the snapshot after `batch`, and before it what never became one."""
+    for directory in root.iterdir():
+        number = int(directory.name) if directory.name.isdigit() else batch + 1
+        if number == batch or (number < batch and not (directory / MANIFEST).exists()):
+            shutil.rmtree(directory, ignore_errors=True)
 
 
 def batches_of(root: Path) -> list[int]:

@@ -1,60 +1,50 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
-"""Rows of a table as columns of bytes: for snapshots, which are sorted by virtual partition."""
+"""The entries of a window table as bytes: a copy for a snapshot, which batches do not wait for."""
 
 import numpy as np
 
-from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
+from libc.stdint cimport uint8_t, uint32_t, uint64_t, uintptr_t
 from libc.string cimport memcpy
 
-from kdirect.state.table_kernel cimport kd_hash_words, kd_variable_words
+from kdirect.state.table import index_log
+from kdirect.state.table cimport Table
+from kdirect.state.table_kernel cimport kd_table
+
+cdef extern from "snapshot_run.h" nogil:
+    void kd_stretch_bytes(const kd_table* t, uint64_t begin, uint64_t end, uint64_t mask,
+                          uint32_t shift, uint64_t* bytes)
+    void kd_copy_stretches(const kd_table* t, uint64_t begin, uint64_t end, uint64_t mask,
+                           uint32_t shift, uint64_t* at, uint8_t* out)
+
+cdef enum:
+    STRETCH_LOG = 15  # slots of a stretch: 256 KiB of index, which a core's cache holds
 
 
-def vparts(uintptr_t base, const uint64_t[::1] positions, uint64_t key_at, uint64_t key_words):
-    """The virtual partition of each key; keys lie `key_at` words after `positions`."""
-    cdef uint64_t i, n = positions.shape[0], words = key_words
-    cdef const uint64_t* key
-    cdef uint8_t[::1] view
-    out = np.empty(n, np.uint8)
-    if n:
-        view = out
+def entries_of(Table table):
+    """All entries of a table, states and keys, as they lie in its log, ordered by stretches of the
+    index that a table of as many entries has (uint64).  The table may change afterwards."""
+    cdef uint64_t begin, end, at = 0, size, mask = (1 << (index_log(table.c.used) - 3)) - 1
+    cdef uint64_t i, stretches = (mask >> STRETCH_LOG) + 1
+    cdef uint64_t[::1] place
+    cdef uint8_t[::1] out
+    copy = np.empty(table.log.used // 8, np.uint64)
+    if not len(copy):
+        return copy
+    out = copy.view(np.uint8)
+    ends = np.zeros(stretches, np.uint64)
+    place = ends
+    for begin, end in table.log.stretches() if stretches > 1 else ():
         with nogil:
-            for i in range(n):
-                key = <const uint64_t*>(base + positions[i]) + key_at
-                if not key_words:
-                    words = kd_variable_words(key[0])
-                view[i] = kd_hash_words(key, words) >> 56
-    return out
-
-
-def words_at(uintptr_t base, const uint64_t[::1] positions, uint64_t at, uint64_t words):
-    """`words` words of each state, from word `at` on, one after the other."""
-    cdef uint64_t i, n = positions.shape[0]
-    cdef uint64_t[::1] view
-    out = np.empty(n * words, np.uint64)
-    if n and words:
-        view = out
+            kd_stretch_bytes(&table.c, begin, end, mask, STRETCH_LOG, &place[0])
+    for i in range(stretches):
+        size = place[i]
+        place[i] = at
+        at += size
+    for begin, end in table.log.stretches():
         with nogil:
-            for i in range(n):
-                memcpy(&view[i * words], <const uint64_t*>(base + positions[i]) + at, words * 8)
-    return out
-
-
-def variable_keys(uintptr_t base, const uint64_t[::1] positions, uint64_t at):
-    """(words of all keys, where each begins in bytes and the last ends: int64)."""
-    cdef uint64_t i, n = positions.shape[0], words
-    cdef const uint64_t* key
-    cdef int64_t[::1] ends
-    cdef uint64_t[::1] view
-    offsets = np.zeros(n + 1, np.int64)
-    ends = offsets
-    with nogil:
-        for i in range(n):
-            key = <const uint64_t*>(base + positions[i]) + at
-            ends[i + 1] = ends[i] + kd_variable_words(key[0]) * 8
-    out = np.empty(max(1, ends[n] // 8), np.uint64)
-    view = out
-    with nogil:
-        for i in range(n):
-            key = <const uint64_t*>(base + positions[i]) + at
-            memcpy(&view[ends[i] // 8], key, ends[i + 1] - ends[i])
-    return out, offsets
+            if stretches > 1:
+                kd_copy_stretches(&table.c, begin, end, mask, STRETCH_LOG, &place[0], &out[0])
+            else:
+                memcpy(&out[at], table.memory.base + begin, end - begin)
+                at += end - begin
+    return copy

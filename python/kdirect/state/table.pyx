@@ -33,7 +33,16 @@ cdef enum:
     FIRST_INDEX_LOG = 12       # 4 KiB: 512 slots
     QUADRUPLE_BELOW_LOG = 20   # small indexes grow by 4, large ones by 2
     SPARE_SHARE = 32           # an index of which less is used is larger than it has to be
+    LARGEST_FIRST_LOG = 26     # of a log for which room is reserved: 64 MiB
     SPARSE_LOG = 16            # up to 64 KiB a quarter is used, so that the first slot is the one
+
+
+def index_log(entries):
+    """The log of the bytes of the smallest index that takes so many entries."""
+    log = FIRST_INDEX_LOG
+    while entries > (1 << (log - 3)) >> (2 if log <= SPARSE_LOG else 1):
+        log += 1
+    return log
 
 
 cdef class Table:
@@ -100,6 +109,12 @@ cdef class Table:
         if old:
             self.memory.c_release(old, old_log)
         return 0
+
+    def reserve(self, uint64_t entries, uint64_t bytes_):
+        """About so many entries come into a table that is empty: its index need not grow then."""
+        if not self.c.used and self.c.index == NULL:
+            self.first_log = index_log(entries)
+            self.log.c_first(min(block_log(bytes_), LARGEST_FIRST_LOG))
 
     cdef int c_needed(self):
         """The log of the index, or of a smaller one if the entries fill a small part of it."""
