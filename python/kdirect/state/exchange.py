@@ -184,11 +184,20 @@ class RdmaExchange:
 
     def listen(self, addresses: Sequence[Address]) -> None:
         for i, receiver in self.receivers.items():
-            receiver.connect(self._offer(addresses, i, "senders"))
+            self._reach(receiver, i, self._offer(addresses, i, "senders"))
 
     def connect(self, addresses: Sequence[Address]) -> None:
         for i, sender in self.senders.items():
-            sender.connect(self._offer(addresses, i, "receivers"))
+            self._reach(sender, i, self._offer(addresses, i, "receivers"))
+
+    def _reach(self, end: Sender | Receiver, peer: int, offer: bytes) -> None:
+        """Connect; StateExchangeError where the peer has gone since it gave its address."""
+        try:
+            end.connect(offer)
+        except TransportError as e:
+            raise StateExchangeError(
+                f"{peer_name(peer)} cannot be reached: {e.message}", hint=e.hint
+            ) from e
 
     def _offer(self, addresses: Sequence[Address], peer: int, ends: str) -> bytes:
         address = addresses[peer]

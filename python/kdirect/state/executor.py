@@ -21,7 +21,6 @@ them, never before a fork.
 from __future__ import annotations
 
 import contextlib
-import gc
 import json
 import logging
 import os
@@ -570,14 +569,12 @@ def serve(settings: ExecutorSettings, observer: Observer | None = None) -> None:
     CoordinatorUnavailableError when that has gone."""
     pause_s = LEAST_PAUSE_S
     while True:
-        # An error that ended an attempt leaves cycles that hold its devices: end them now.
-        gc.collect()
         try:
             executor = Executor.open(settings, observer)
         except KdirectError as e:
             if not _is_loss(e):
                 raise
-            log.info("an executor joins again in %.2f s: %s", pause_s, e)
+            log.warning("an executor joins again in %.2f s: %s", pause_s, e)
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, MOST_PAUSE_S)
             continue
@@ -590,7 +587,7 @@ def serve(settings: ExecutorSettings, observer: Observer | None = None) -> None:
                 _report(executor.connection, settings.executor, e)
                 if not _is_loss(e):
                     raise
-                log.info("executor %d joins again: %s", settings.executor, e)
+                log.warning("executor %d joins again: %s", settings.executor, e)
 
 
 def given_settings() -> ExecutorSettings:

@@ -143,7 +143,8 @@ class BrokerTransport:
             channel = self._open(connection, name)
         except (RdmaError, TransportError) as e:
             log.debug("transport %s: %s", name, e)
-            failures.append((name, e))
+            # Kept for its text alone: its frames hold this list, and all that the caller has open.
+            failures.append((name, e.with_traceback(None)))
             return False
         self._proven = channel
         reason = _WHY[name].format(
