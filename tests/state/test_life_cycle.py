@@ -6,7 +6,6 @@ nothing is left behind.
 from __future__ import annotations
 
 import contextlib
-import gc
 import json
 import os
 import resource
@@ -153,33 +152,6 @@ def test_nothing_grows_over_batches_and_restarts(
     for before in (seen[0][0], seen[1][0]):
         # A snapshot that is being replaced, a connection that is coming or going.
         assert all(b <= a + 2 for a, b in zip(before, seen[1][-1], strict=True)), seen
-
-
-def test_a_closed_session_holds_no_device(broker: Any, session: Session, seed: int) -> None:
-    """Without the collector of cycles: an executor that joins again opens another session."""
-    jobs.write(session, jobs.events(seed, 1000), 1)
-
-    def devices() -> int:
-        links = (os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")
-                 if os.path.islink(f"/proc/self/fd/{fd}"))  # fmt: skip
-        return sum("kdirect-keys" in link for link in links)
-
-    def use() -> None:
-        with (
-            kdirect.connect(broker.bootstrap_servers) as own,
-            own.reader(TopicPartition(jobs.TOPIC, 0), 0, 1000) as reader,
-        ):
-            assert sum(batch.num_rows for batch in reader) == 1000
-
-    gc.collect()
-    gc.disable()
-    try:
-        use()
-        before = devices()
-        use()
-        assert devices() <= before
-    finally:
-        gc.enable()
 
 
 # -- brokers and topics ----------------------------------------------------------------------------
