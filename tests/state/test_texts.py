@@ -214,6 +214,19 @@ def test_a_page_with_a_value_that_is_too_long_is_refused(excess: int) -> None:
     assert len(list(cluster.executors[leader].snapshot())) == 1 - excess
 
 
+@pytest.mark.parametrize("window", WINDOWS, ids=lambda w: w.kind)
+def test_a_page_with_an_interval_that_ends_early_is_refused(window: Any) -> None:
+    """Whoever restored a snapshot with it would refuse that."""
+    cluster = Cluster(plan(window), 2)
+    rows = rows_of([(k, 1, "b") for k in range(8)])
+    update(cluster.executors[0], 0, cluster.plan.input, rows, NOW_US)
+    ((sender, leader, page),) = cluster.flush(0)
+    forged = np.frombuffer(page, np.int64).copy()
+    forged[4 + 1 + cluster.executors[0].keys.words + 1] = 2  # the time of the first tuple
+    with pytest.raises(DeltaError, match="ends early"):
+        cluster.executors[leader].merge(sender, forged.tobytes())
+
+
 def test_equal_floats_are_one_value_of_a_set() -> None:
     p = plan(NoWindow())
     cluster = Cluster(p, 1)

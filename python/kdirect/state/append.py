@@ -336,7 +336,6 @@ class AppendState:
             ends = parsed.times < self.window.late_below(self.closed_before)
             bad |= ends | (parsed.times < 0)
             bad |= self._latest(parsed) > TIME_MAX - self.window.gap_us
-            bad |= self._latest(parsed) < parsed.times
         elif isinstance(self.window, NoWindow):
             bad = parsed.buckets != 0
         else:
@@ -348,6 +347,8 @@ class AppendState:
             )
         if bad.any():
             raise _misplaced(sender, "a row in it is of a window that is not open")
+        if (self._latest(parsed) < parsed.times).any():
+            raise _misplaced(sender, "an interval in it ends early")
         if self.intervals and not self.cells.whole(parsed):
             raise _misplaced(sender, "a value in it leads outside of its state")
 
@@ -475,8 +476,8 @@ class AppendState:
         for page in parsed:
             if page.count and (page.hashes >> np.uint64(56) != np.uint64(vpart)).any():
                 raise _misplaced(sender, "a key of another one is in it")
-            if page.count and self.intervals and (self._latest(page) < page.times).any():
-                raise _misplaced(sender, "an interval ends early")
+            if page.count and (self._latest(page) < page.times).any():
+                raise _misplaced(sender, "an interval in it ends early")
             if self.intervals and not self.cells.whole(page):
                 raise _misplaced(sender, "a value leaves its state")
         for page in parsed:
