@@ -1,7 +1,7 @@
 """An executor as on another host, or one that is slow: a program for the tests.
 
 python far_executor.py far        does not see the directory of the job
-python far_executor.py slow       takes 50 ms for each block that it reads
+python far_executor.py slow       takes 80 ms for each block that it reads
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kdirect.state.executor import main
 class Slow(Observer):
     def at(self, step: Step, batch: int) -> None:
         if step is Step.READ:
-            time.sleep(0.05)
+            time.sleep(0.08)
 
 
 if __name__ == "__main__":
