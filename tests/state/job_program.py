@@ -21,7 +21,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from kdirect.state import coordinator_server, directory, snapshots
+from kdirect.state import directory, snapshots
 from kdirect.state.launcher import LocalLauncher
 from kdirect.state.plan import plan_from_json
 from kdirect.state.stream_job import run
@@ -55,7 +55,7 @@ def prepare(moment: str, number: int, mark: str) -> None:
         "commit": (directory.LineLog, "append"),
         "attempt": (directory.JobDirectory, "write_attempt"),
         "manifest": (snapshots, "write_manifest"),
-        "forget": (coordinator_server.shutil, "rmtree"),
+        "forget": (snapshots, "forget"),
     }[what]
     real = getattr(owner, name)
 

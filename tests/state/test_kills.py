@@ -126,7 +126,7 @@ def test_an_executor_killed_while_it_restores(
             broker.bootstrap_servers,
             until="latest",
             directory=tmp_path / "job",
-            launcher=jobs.killing("restore", 3, mark),
+            launcher=jobs.killing("restore", 1, mark),
             **{**SMALL, "executors": executors},
         ) as job:
             tables += [table for _, table in job]

@@ -18,6 +18,7 @@ anything else happens.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -471,7 +472,7 @@ class AppendState:
             raise _misplaced(sender, "its pages do not fill its section")
         parsed = [
             parse_page(self.shape, section.data[begin:end], sender)
-            for begin, end in zip(ends[:-1], ends[1:], strict=True)
+            for begin, end in itertools.pairwise(ends)
         ]
         for page in parsed:
             if page.count and (page.hashes >> np.uint64(56) != np.uint64(vpart)).any():

@@ -46,9 +46,9 @@ effect             what the driver does
 =================  ================================================================================
 
 A batch is logged before it runs, a commit before the next batch is logged, and a snapshot is taken
-of committed batches only.  An executor copies its state when it is told to, which is before the next
-batch begins; the copy is written while batches run.  The snapshot exists from its manifest on, and
-with a new attempt it never will.
+of committed batches only.  An executor copies its state when it is told to, which is before the
+next batch begins; the copy is written while batches run.  The snapshot exists from its manifest on,
+and with a new attempt it never will.
 """
 
 from __future__ import annotations

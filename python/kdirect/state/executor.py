@@ -208,6 +208,7 @@ class Executor:
     def close(self) -> None:
         """Leave the job.  The state stays where it is mapped."""
         self._writer.close()
+        self._heart.end()
         self._exchange.close()
         self.connection.close()
         self._tools = self._memory = None  # what is left of the state: before its memory goes

@@ -57,6 +57,14 @@ class Heart:
         self._say(self.steps)
         return True
 
+    def end(self) -> None:
+        """Say nothing more, and let go of who was called."""
+        self._say = _nothing
+
+
+def _nothing(steps: int) -> None:
+    pass
+
 
 class Watch:
     """The coordinator's side: `heard` at every message of an executor, `stalled` at every turn."""
