@@ -33,7 +33,7 @@ _offer, _next_batch, _snapshot_done = (
     coordinator._snapshot_done,
 )
 _closes, _seen = VectorClock.closes, VectorClock.seen
-_restore = Executor.restore
+_restore, _write_part = Executor.restore, Executor.write_part
 
 
 def _page_that_merges(leading: Any, page: Any, reason: leader.DropReason) -> Any:
@@ -222,6 +222,17 @@ def log_cut_at_newest_snapshot() -> Any:
     return mock.patch.dict(coordinator._HANDLERS, {coordinator.SnapshotDone: wrong})
 
 
+def snapshot_of_what_runs() -> Any:
+    """A part has the state at the time when it is written, not when it was to be taken."""
+
+    def wrong(executor: Executor, message: Any, cells: dict) -> None:
+        assert executor.file is not None and executor.welcome is not None
+        vparts = executor.welcome.vparts[executor.index]
+        _write_part(executor, message, executor.file.part(*vparts))
+
+    return mock.patch.object(Executor, "write_part", wrong)
+
+
 def late_by_the_unlogged_clock() -> Any:
     """A row is late by what its reader has seen so far, not by what was logged."""
 
@@ -293,6 +304,7 @@ MISTAKES: tuple[Callable[[], Any], ...] = (
     logged_after_it_runs,
     handed_output_forgotten,
     log_cut_at_newest_snapshot,
+    snapshot_of_what_runs,
     late_by_the_unlogged_clock,
     late_by_one,
     session_closes_when_touched,

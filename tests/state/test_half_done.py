@@ -7,6 +7,7 @@ import ctypes
 import mmap
 import os
 import signal
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -142,3 +143,80 @@ def test_a_trigger_that_is_left_half_way_goes_on_with_the_next() -> None:
     found += list(state.trigger(100))
     assert sorted(i for b in found for i in b.column(0).to_pylist()) == list(range(n))
     assert list(state.trigger(100)) == [] and not list(state.snapshot())
+
+
+def chains(**options: Any) -> AppendState:
+    """Sessions that sum decimals, of keys that this executor leads or its only peer."""
+    schema = (("time", "int64"), ("i", "int64"), ("dec", "decimal128(38,0)"))
+    plan = AggregatePlan(
+        input=Input(topic="t", schema=schema, time="time"), keys=("i",), window=Session(gap_us=10),
+        aggregates=(("sum", "dec"),),
+    )  # fmt: skip
+    return AppendState(
+        plan, options.get("memory") or StateMemory.anonymous(1 << 28),
+        append_run.page_memory(1 << 16), executor=0, executors=1, owners=[0] * 256,
+    )  # fmt: skip
+
+
+def bring(state: AppendState, keys: Any, decimals: Any = None) -> None:
+    n = len(keys)
+    values = pa.array(decimals if decimals is not None else [1] * n).cast(pa.decimal128(38, 0))
+    state.update({"i": pa.array(keys, pa.int64()), "dec": values}, np.full(n, 5))
+
+
+def all_refuse(state: AppendState) -> None:
+    for act in (state.snapshot, state.catalogue, lambda: bring(state, [1]),
+                lambda: list(state.trigger(100))):  # fmt: skip
+        with pytest.raises(StateError, match="by half"):
+            act()
+    state.clear()
+    assert state.snapshot() == []
+
+
+def test_chains_with_half_a_block_are_good_for_nothing_but_clear() -> None:
+    state = chains(memory=StateMemory.anonymous(1 << 18))
+    state.begin(0)
+    with pytest.raises(StateLimitError, match=r"state\.limit\.bytes"):
+        bring(state, range(100_000))
+    all_refuse(state)
+
+
+def test_an_error_in_the_trigger_of_chains_does_not_lose_groups_in_silence() -> None:
+    """The groups before it were taken out and not all handed out: what is left is not the state."""
+    state = chains()
+    state.begin(0)
+    largest = Decimal(10) ** 38 - 1
+    bring(state, [1, 2, 2], [Decimal(1), largest, largest])
+    with pytest.raises(StateError, match="does not fit"):
+        list(state.trigger(100))
+    all_refuse(state)
+
+
+def test_restoring_by_half_is_noticed() -> None:
+    whole = chains()
+    whole.begin(0)
+    bring(whole, range(30_000))
+    sections = whole.snapshot()
+    small = chains(memory=StateMemory.anonymous(1 << 18))
+    with pytest.raises(StateLimitError):
+        for section in sections:
+            small.restore(section, 1, (0, 256))
+    all_refuse(small)
+    torn = sections[0]._replace(data=sections[0].data[:-8])
+    other = chains()
+    with pytest.raises(DeltaError, match="do not fill"):  # before anything has changed
+        other.restore(torn, 1, (0, 256))
+    for section in sections:
+        other.restore(section, 1, (0, 256))
+    assert sum(b.num_rows for b in other.trigger(100)) == 30_000
+
+
+def test_the_changed_keys_of_an_output_that_failed_are_not_forgotten_in_silence() -> None:
+    schema = [*SCHEMA, ("dec", "decimal128(38,0)")]
+    backend = backend_of(plan_of(schema, ["i"], NoWindow(), [("avg", "dec"), ("sum", "dec")]))
+    largest = pa.array([Decimal(10) ** 38 - 1] * 2, pa.decimal128(38, 0))
+    backend.update({"i": pa.array([1, 1]), "dec": largest}, 2, time_us=np.zeros(2, np.int64))
+    with pytest.raises(StateError, match="does not fit"):
+        backend.trigger()
+    with pytest.raises(StateError, match="by half"):
+        backend.trigger()

@@ -62,7 +62,7 @@ def test_an_executor_killed_at_each_step(
 ) -> None:
     """One after the other, so that an attempt that began after a kill is killed too."""
     jobs.write(session, jobs.events(seed, RECORDS), 3)
-    steps = ("snapshot", "delta", "merge", "output", "read", "trigger", "snapshot", "merge")
+    steps = ("snapshot", "delta", "merge", "output", "part", "trigger", "snapshot", "read")
     marks = [tmp_path / f"{number}-{step}" for number, step in enumerate(steps)]
 
     class EachStep:

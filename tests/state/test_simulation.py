@@ -56,6 +56,7 @@ def test_what_may_go_wrong_does() -> None:
         "stop": 30,
         "rescaled": 30,
         "snapshots": 300,
+        "written while a batch ran": 100,
         "restored from a snapshot": 100,
         "not restored": 3,
         "repeated for some": 100,

@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import json
 import re
-import zlib
+import struct
+import threading
 from pathlib import Path
+from typing import Any
 
-import pyarrow as pa
+import numpy as np
 import pytest
 
 from kdirect.errors import StateDirectoryError
+from kdirect.format.batch import crc32c
 from kdirect.state import snapshots
 from kdirect.state.batches import Manifest, Part
+from kdirect.state.snapshot_writer import SnapshotWriter
+from kdirect.state.snapshots import Section
 
 PLAN = "12" * 32
-SCHEMA = pa.schema([("key", pa.int64()), ("count", pa.int64())])
-ALL = (0, 256)
 
 
-def batch_of(vpart: int) -> pa.RecordBatch:
-    schema = SCHEMA.with_metadata({"of": str(vpart)})
-    return pa.record_batch([[vpart, vpart + 1], [1, vpart]], schema=schema)
+def section_of(number: int) -> Section:
+    return Section({"of": number}, np.arange(number * 7, dtype=np.uint64))
 
 
 def written(root: Path, batch: int = 7, executors: int = 2) -> Manifest:
@@ -30,8 +32,9 @@ def written(root: Path, batch: int = 7, executors: int = 2) -> Manifest:
     parts = tuple(
         snapshots.write_part(
             directory,
-            f"part-{i}-of-{executors}.arrow",
-            ((v, batch_of(v)) for v in range(i * each, (i + 1) * each) if v % 3),
+            f"part-{i}-of-{executors}",
+            [section_of(n) for n in range(i, 9 * i)],
+            executors=executors,
             vparts=(i * each, (i + 1) * each),
             plan_hash=PLAN,
             batch=batch,
@@ -43,28 +46,24 @@ def written(root: Path, batch: int = 7, executors: int = 2) -> Manifest:
     return manifest
 
 
-def read(
-    root: Path, manifest: Manifest, part: Part, vparts: tuple[int, int] = ALL
-) -> list[tuple[int, pa.RecordBatch]]:
+def read(root: Path, manifest: Manifest, part: Part) -> snapshots.PartReader:
     directory = snapshots.snapshot_directory(root, manifest.number)
-    return list(
-        snapshots.read_part(directory, part, plan_hash=PLAN, batch=manifest.number, vparts=vparts)
-    )
+    return snapshots.PartReader(directory, part, plan_hash=PLAN, batch=manifest.number)
 
 
 def test_what_was_written_comes_back(tmp_path: Path) -> None:
     manifest = written(tmp_path)
     assert snapshots.manifests(tmp_path) == (manifest,)
-    found = [item for part in manifest.parts for item in read(tmp_path, manifest, part)]
-    assert [v for v, _ in found] == [v for v in range(256) if v % 3]
-    assert all(batch.equals(batch_of(v), check_metadata=True) for v, batch in found)
-
-
-def test_only_the_virtual_partitions_asked_for_are_read(tmp_path: Path) -> None:
-    manifest = written(tmp_path)
-    assert [v for v, _ in read(tmp_path, manifest, manifest.parts[1], (100, 134))] == [
-        128, 130, 131, 133,
-    ]  # fmt: skip
+    for i, part in enumerate(manifest.parts):
+        reader = read(tmp_path, manifest, part)
+        assert (reader.executors, reader.vparts) == (2, (128 * i, 128 * i + 128))
+        found = list(reader)
+        del reader  # the bytes stay mapped
+        assert [s.head for s in found] == [{"of": n} for n in range(i, 9 * i)]
+        for section in found:
+            words = np.frombuffer(section.data, np.uint64)
+            assert words.tolist() == list(range(section.head["of"] * 7))
+            assert words.ctypes.data % 64 == 0
 
 
 def test_parts_without_a_manifest_are_no_snapshot(tmp_path: Path) -> None:
@@ -112,31 +111,101 @@ def test_each_flipped_byte_of_a_part_is_found(tmp_path: Path) -> None:
             read(tmp_path, manifest, manifest.parts[0])
 
 
-def test_a_foreign_part_with_a_matching_manifest_is_refused(tmp_path: Path) -> None:
+def head_of(changes: dict[str, Any]) -> bytes:
+    values = {"plan": PLAN, "batch": 7, "executors": 2, "sections": [[{}, 64]], **changes}
+    return json.dumps({k: v for k, v in values.items() if v is not None}).encode()
+
+
+def forged(root: Path, name: str, *, magic: int = snapshots.MAGIC, version: int = 2,
+           head: bytes | None = None, length: int | None = None) -> Part:  # fmt: skip
+    """A part whose CRC is right."""
+    head = head_of({}) if head is None else head
+    length = len(head) if length is None else length
+    fixed = struct.pack("<QIIQQ32x", magic, version, 0, length, 0)
+    data = fixed + head + bytes(-len(head) % 64) + bytes(64)
+    (snapshots.snapshot_directory(root, 7) / name).write_bytes(data)
+    return Part(file=name, first=0, last=128, size=len(data), crc=crc32c(data))
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"magic": 1}, "this is no part of a snapshot"),
+        ({"version": 1}, "a part of version 1; this build reads 2"),
+        ({"length": 1 << 40}, "are not JSON"),
+        ({"head": b"[]"}, "not an object"),
+        ({"head": head_of({"plan": "ff"})}, "another plan or batch"),
+        ({"head": head_of({"batch": 8})}, "another plan or batch"),
+        ({"head": head_of({"executors": 0})}, "executors"),
+        ({"head": head_of({"more": 1})}, "more"),
+        ({"head": head_of({"sections": None})}, "sections"),
+        ({"head": head_of({"sections": [[{}]]})}, "not described"),
+        ({"head": head_of({"sections": [[{}, 65]]})}, "a section"),
+        ({"head": head_of({"sections": [[{}, -1]]})}, "a section"),
+        ({"head": head_of({"sections": []})}, "do not fill it"),
+    ],
+    ids=str,
+)
+def test_a_forged_part_with_a_matching_manifest_is_refused(
+    tmp_path: Path, changes: dict, what: str
+) -> None:
     manifest = written(tmp_path)
-    directory = snapshots.snapshot_directory(tmp_path, 7)
-    name = manifest.parts[0].file
-    foreign = snapshots.write_part(
-        directory, name, [(0, batch_of(0))], vparts=(0, 128), plan_hash="ff", batch=7
-    )
-    with pytest.raises(StateDirectoryError, match="another plan or batch"):
-        read(tmp_path, manifest, foreign)
-    outside = snapshots.write_part(
-        directory, name, [(200, batch_of(0))], vparts=(0, 128), plan_hash=PLAN, batch=7
-    )
-    with pytest.raises(StateDirectoryError, match="record batch 0 is of no virtual partition"):
-        read(tmp_path, manifest, outside)
-    text = b"not arrow"
-    (directory / name).write_bytes(text)
-    forged = Part(file=name, first=0, last=128, size=len(text), crc=zlib.crc32(text))
-    with pytest.raises(StateDirectoryError, match="no Arrow file"):
-        read(tmp_path, manifest, forged)
+    assert len(list(read(tmp_path, manifest, forged(tmp_path, "good")))) == 1
+    part = forged(tmp_path, "forged", **changes)
+    with pytest.raises(StateDirectoryError, match=what) as raised:
+        read(tmp_path, manifest, part)
+    assert "forged: " in str(raised.value)
+
+
+def test_a_part_that_is_given_up_leaves_no_file(tmp_path: Path) -> None:
+    with pytest.raises(snapshots.Cancelled):
+        snapshots.write_part(
+            tmp_path, "part", [section_of(3)], executors=1, vparts=(0, 256), plan_hash=PLAN,
+            batch=7, cancelled=lambda: True,
+        )  # fmt: skip
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_never_became_a_snapshot_goes_with_the_one_after_it(tmp_path: Path) -> None:
+    for batch in (1, 2, 3, 4, 5):
+        written(tmp_path, batch)
+    for batch in (2, 4):
+        (snapshots.snapshot_directory(tmp_path, batch) / snapshots.MANIFEST).unlink()
+    snapshots.forget(tmp_path, 3)
+    assert sorted(int(path.name) for path in tmp_path.iterdir()) == [1, 4, 5]
+
+
+def test_a_writer_tells_what_became_of_each_copy_and_nothing_after_its_end() -> None:
+    said: list[Any] = []
+    part = Part(file="p", first=0, last=256, size=0, crc=0)
+    go, thread = threading.Event(), threading.get_ident()
+
+    def write(sections: Any, cancelled: Any) -> Part:
+        assert threading.get_ident() != thread
+        go.wait(10)
+        if sections == "bad":
+            raise OSError("no room")
+        return part
+
+    writer = SnapshotWriter()
+    writer.write("good", write, said.append, said.append)  # type: ignore[arg-type]
+    assert not said
+    go.set()
+    writer.write("bad", write, said.append, said.append)  # type: ignore[arg-type]
+    writer.wait()
+    assert said[0] == part and isinstance(said[1], OSError)
+    go.clear()
+    writer.write("late", write, said.append, said.append)  # type: ignore[arg-type]
+    threading.Timer(0.05, go.set).start()
+    writer.close()
+    assert len(said) == 2
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        {"version": 2},
+        {"version": 1},
+        {"version": 3},
         {"number": 8},
         {"parts": []},
         {"parts": [["../../elsewhere", 0, 256, 0, 0]]},
