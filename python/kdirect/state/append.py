@@ -170,7 +170,6 @@ class AppendState:
     ) -> int:
         """Keep the rows of a block; how many of them were late.  `times` are their event times,
         and without a window may be None; then `rows` is how many there are."""
-        self._settled()
         if times is None:
             times = np.zeros(rows or 0, np.int64)
         n = len(times)
@@ -312,7 +311,6 @@ class AppendState:
     def merge(self, sender: int, page: Any) -> int:
         """Add the rows of a page of another executor; how many there were.  Raises DeltaError,
         without any effect, unless all of it can be read and belongs here."""
-        self._settled()
         parsed = parse_page(self.shape, page, sender)
         self._check(parsed, sender)
         self._add(parsed, sender)
@@ -373,7 +371,8 @@ class AppendState:
             yield from _Kept(self._ending, self.whole)
             self._ending = None
 
-    def _settled(self) -> None:
+    def check_settled(self) -> None:
+        """Raises StateError if something was done by half, or left half way."""
         self.whole.check()
         if self._ending is not None:
             raise StateError("a trigger was left half way: the results of ended windows wait in it",
@@ -445,7 +444,7 @@ class AppendState:
     def snapshot(self) -> list[Section]:
         """A copy of what this executor leads: {"vpart": number, "pages": the bytes of each page}
         and the pages of each virtual partition that has rows."""
-        self._settled()
+        self.check_settled()
         parts: dict[int, list[bytes]] = {}
         for table in self.tables.values():
             positions = table.table.scan()
@@ -504,7 +503,7 @@ class AppendState:
 
     def catalogue(self) -> list[dict[str, Any]]:
         """What `adopt` needs to go on with the same memory in another process."""
-        self._settled()
+        self.check_settled()
         return [table.catalogue() for table in self.tables.values()]
 
     def adopt(self, catalogue: list[dict[str, Any]]) -> None:

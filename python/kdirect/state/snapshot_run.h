@@ -93,14 +93,17 @@ static int64_t kd_insert_entries(kd_table *t, const uint64_t *entries, const uin
                                  uint32_t i, uint32_t n, int32_t stamp) {
     uint8_t *const base = t->log->base;
     for (; i < n; i++) {
+        if (i + KD_GROUP < n)
+            __builtin_prefetch(&t->index[kd_home(hash[i + KD_GROUP], t->mask)], 1);
         const uint64_t *entry = (const uint64_t *)(uintptr_t)entries[i];
         const uint64_t *key = entry + t->state_words;
         const uint64_t keys = t->key_words ? t->key_words : kd_variable_words(key[0]);
         const uint64_t words = t->state_words + keys, tag = hash[i] >> 40 & 0xFFFF;
-        uint64_t slot = hash[i] & t->mask, w;
+        uint64_t slot = kd_home(hash[i], t->mask), w;
         for (; (w = t->index[slot]); slot = (slot + 1) & t->mask) {
             const uint64_t *other = (const uint64_t *)(base + (w & KD_POSITION)) + t->state_words;
-            if (w >> 48 == tag && other[0] == key[0] && !memcmp(other, key, keys * 8))
+            if (w >> 48 == tag && other[0] == key[0] &&
+                (keys == 1 || !memcmp(other, key, keys * 8)))
                 return KD_ENTRY_TWICE;
         }
         if (t->used >= t->most || t->log->end - t->log->tail < words * 8) {

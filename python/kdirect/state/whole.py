@@ -50,11 +50,13 @@ class Whole:
 
 
 def changes(what: str) -> Callable[[Method], Method]:
-    """Makes a method of a state, which has a `whole`, one of its changes."""
+    """Makes a method of a state one of its changes: `check_settled` refuses it where it may not be
+    made, before anything has changed, and `whole` notes its errors."""
 
     def wrap(method: Method) -> Method:
         @wraps(method)
         def changing(self: Any, *args: Any, **options: Any) -> Any:
+            self.check_settled()
             with self.whole.changing(what):
                 return method(self, *args, **options)
 
