@@ -256,13 +256,13 @@ def test_a_damaged_snapshot_is_refused_and_leaves_nothing_usable(
         (Section({**head, "bucket": 1 << 62}, words), (0, 256), "a window that cannot be"),
         (Section({**head, "bucket": -9}, words), (0, 256), "a window that cannot be"),
     ]
-    for given, vparts, what in filter(None, damaged):
+    for damage, vparts, what in filter(None, damaged):
         other = backend_of(plan, 0, 2)
         other.engine.own([0] * 256)
-        if len(given.data) == len(words) - 1 and executors == 3:
+        if len(damage.data) == len(words) - 1 and executors == 3:
             continue  # states of three lanes are longer
         with pytest.raises(StateError, match=what if executors == 2 else "snapshot"):
-            other.restore(given, 1 if executors == 2 else 3, vparts)
+            other.restore(damage, 1 if executors == 2 else 3, vparts)
         with pytest.raises(StateError, match="by half"):
             other.snapshot()
     for head in ({}, {"bucket": 0}, {"bucket": 0, "entries": -1}, {"bucket": "0", "entries": 1}):
