@@ -439,6 +439,7 @@ class Executor:
             return
         with tempfile.TemporaryDirectory(prefix=TEMPORARY) as name:
             part = self._write_part(Path(name), order, sections, self._not_cancelled)
+            assert part is not None
             self._send_part(Path(name, part.file), order.batch, part)
         self._say_snapshot(order, part)
 
@@ -460,7 +461,7 @@ class Executor:
         order: messages.TakeSnapshot,
         sections: Sequence[snapshots.Section],
         cancelled: Callable[[], bool],
-    ) -> Part:
+    ) -> Part | None:
         welcome, executor = self._joined, self.settings.executor
         self._observer.at(Step.PART, order.batch)
         return snapshots.write_part(

@@ -2,9 +2,9 @@
 """The merge path: what others computed comes into the tables of this executor.
 
 Owns: the merge of a delta's pages, of one table into another (slices into a window), and of the
-entries of a snapshot.  A page is bytes of another process: its length, sender, shape, every bucket, key and
-virtual partition are checked before the first of its entries is applied, so that a page that is
-refused has changed nothing.
+entries of a snapshot.  A page is bytes of another process: its length, sender, shape, every bucket,
+key and virtual partition are checked before the first of its entries is applied, so that a page
+that is refused has changed nothing.
 """
 
 import numpy as np

@@ -1,8 +1,8 @@
 /* Entries of a snapshot: out of the log of a window table, and back into one.
  *
- * An entry is [state words] [key words], as in the log (table_run.h), one after the other.  They are
- * written ordered by the stretch of the index that they fall into: whoever puts them into a table
- * again goes through its index from the beginning to the end, and not to and fro.
+ * An entry is [state words] [key words], as in the log (table_run.h), one after the other.  They
+ * are written ordered by the stretch of the index that they fall into: whoever puts them into a
+ * table again goes through its index from the beginning to the end, and not to and fro.
  */
 #ifndef KD_SNAPSHOT_RUN_H
 #define KD_SNAPSHOT_RUN_H

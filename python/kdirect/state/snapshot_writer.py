@@ -13,11 +13,11 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from kdirect.state.batches import Part
-from kdirect.state.snapshots import Cancelled, Section
+from kdirect.state.snapshots import Section
 
 log = logging.getLogger("kdirect.state")
 
-Write: TypeAlias = Callable[[Sequence[Section], Callable[[], bool]], Part]
+Write: TypeAlias = Callable[[Sequence[Section], Callable[[], bool]], Part | None]
 
 
 class SnapshotWriter:
@@ -64,10 +64,10 @@ class SnapshotWriter:
     ) -> None:
         try:
             part = write(sections, self._is_given_up)
-            if not self._given_up.is_set():
+            if part is None:
+                log.info("the part of a snapshot was given up")
+            elif not self._given_up.is_set():
                 done(part)
-        except Cancelled:
-            log.info("the part of a snapshot was given up")
         except BaseException as e:
             if not self._given_up.is_set():
                 failed(e)

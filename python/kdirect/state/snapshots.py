@@ -18,6 +18,7 @@ version is not used: an error names the file, and the snapshot before it is take
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import mmap
@@ -53,7 +54,7 @@ class Section(NamedTuple):
     data: Any
 
 
-class Cancelled(Exception):
+class _CancelledError(Exception):
     """The writing of a part was given up."""
 
 
@@ -72,9 +73,10 @@ def write_part(
     plan_hash: str,
     batch: int,
     cancelled: Callable[[], bool] = lambda: False,
-) -> Part:
+) -> Part | None:
     """Write the sections of an executor, one of `executors`, that leads the virtual partitions of
-    the range `vparts`; on disk when this returns.  Raises Cancelled, and then nothing is left."""
+    the range `vparts`; on disk when this returns.  `cancelled` is asked before each piece: once it
+    is true, nothing is left, and there is no part."""
     directory.mkdir(parents=True, exist_ok=True)
     views = [memoryview(section.data).cast("B") for section in sections]
     head = json.dumps({
@@ -83,11 +85,11 @@ def write_part(
     }, separators=(",", ":")).encode()  # fmt: skip
     fixed = _FIXED.pack(MAGIC, PART_VERSION, 0, len(head), 0)
     size = crc = 0
-    with replaced(directory / name) as file:
+    with contextlib.suppress(_CancelledError), replaced(directory / name) as file:
         for view in (memoryview(fixed + bytes(-len(fixed) % _ALIGN) + head), *views):
             for begin in range(0, len(view), WRITE_BYTES):
                 if cancelled():
-                    raise Cancelled
+                    raise _CancelledError
                 piece = view[begin : begin + WRITE_BYTES]
                 crc = crc32c(piece, crc)
                 file.write(piece)
@@ -95,7 +97,8 @@ def write_part(
             crc = crc32c(padding, crc)
             file.write(padding)
             size += len(view) + len(padding)
-    return Part(file=name, first=vparts[0], last=vparts[1], size=size, crc=crc)
+        return Part(file=name, first=vparts[0], last=vparts[1], size=size, crc=crc)
+    return None
 
 
 def write_manifest(root: Path, manifest: Manifest) -> None:
