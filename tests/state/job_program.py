@@ -76,7 +76,7 @@ def prepare(moment: str, number: int, mark: str) -> None:
 
 
 def main(given: dict) -> None:
-    """Run the job to the ends of its topics."""
+    """Run the job to the ends of its topics, if the settings say nothing else."""
     output = Path(given["output"])
     launcher = LocalLauncher(given["command"]) if given.get("command") else None
     if "die" in given:
@@ -85,9 +85,8 @@ def main(given: dict) -> None:
         plan_from_json(given["plan"]),
         given["bootstrap"],
         directory=given["directory"],
-        until="latest",
         launcher=launcher,
-        **given["settings"],
+        **{"until": "latest", **given["settings"]},
     ) as job:
         for number, table in job:
             path = output / f"{number:06}.arrow"

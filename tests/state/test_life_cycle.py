@@ -277,8 +277,13 @@ def test_ctrl_c_ends_all_processes_and_the_job_goes_on(
         "settings": {**SMALL, "state_memory": str(memory)},
     }
     command = [sys.executable, str(PROGRAM), json.dumps(given)]
+    endless = {**given, "settings": {**given["settings"], "until": None}}
     first = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        [*command[:2], json.dumps(endless)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
     assert first.stdout is not None
     first.stdout.readline()
