@@ -209,7 +209,8 @@ def run_job(session: Any, servers: str, here: str, kind: str, say: Any) -> dict[
     host = servers.partition(":")[0]
     launcher = TwoHosts(host)
     found: Counter[tuple[int, ...]] = Counter()
-    batches = []
+    batches: list[int] = []
+    far_had_state: list[bool] = []
     with kdirect.state.run(
         job_kind.plan,
         servers,
@@ -228,6 +229,7 @@ def run_job(session: Any, servers: str, here: str, kind: str, say: Any) -> dict[
         for number, table in job:
             say("log batch", number, table.num_rows, "attempt", job.server.attempt)
             batches.append(number)
+            far_had_state.append(job.server.headers[1] is not None)
             found.update(job_kind.rows(table))
             if kind == "aggregate" and number in (0, 2):
                 far = job.server.processes[1]
@@ -242,6 +244,7 @@ def run_job(session: Any, servers: str, here: str, kind: str, say: Any) -> dict[
     expected = job_kind.expected(session)
     return {
         "batches": batches,
+        "far_had_state": far_had_state,
         "exchange": exchange,
         "rows": found.total(),
         "missing": list((expected - found).items())[:5],

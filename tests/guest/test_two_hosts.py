@@ -247,5 +247,7 @@ def test_a_job_with_an_executor_on_each_host(hosts: Hosts, kind: str) -> None:
     assert found["statistics"]["sent_buffers"] > 0
     if kind == "aggregate":
         assert found["statistics"]["attempts"] >= 3
-        # Both begin empty; later one was cold.
-        assert found["statistics"]["restores"] == 3
+        # Both begin empty.  Later the far one was cold once, and the other one wherever it had
+        # begun the next batch when the far one was found to be gone.
+        assert 3 <= found["statistics"]["restores"] <= 5
+        assert found["far_had_state"] == [False, True, True, False]
