@@ -364,6 +364,8 @@ def test_linger_gathers_and_the_thread_sends(made, transport):
     stats = producer.statistics()
     assert stats.get("rdma_requests", 0) + stats.get("tcp_requests", 0) <= 1 + count // 10
     slow = make(transport=transport, linger_ms=600_000, batch_size=10_000)
+    slow.produce("t", b"first")
+    assert slow.flush() == 0  # what waits for the access to the partition does not linger
     for _ in range(250):
         slow.produce("t", b"v" * 100)
     deadline = time.monotonic() + 10
