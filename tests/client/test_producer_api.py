@@ -373,7 +373,7 @@ def test_linger_gathers_and_the_thread_sends(made, transport):
         time.sleep(0.01)
     assert 0 < len(slow) <= 100
     slow.close()
-    assert watch.latest_offsets([tp]) == {tp: count + 250}
+    assert watch.latest_offsets([tp]) == {tp: count + 251}
 
 
 @PATHS
