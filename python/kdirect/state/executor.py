@@ -242,7 +242,7 @@ class Executor:
         if not connection.sending.acquire(blocking=False):
             return  # the thread that writes a snapshot says more than this
         try:
-            if not connection.waits_to_write:
+            if connection.pump():  # or what was said before still waits
                 said = messages.Working(
                     attempt=self.attempt, executor=self.settings.executor, steps=steps
                 )
