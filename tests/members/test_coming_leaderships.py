@@ -30,6 +30,8 @@ from tests.support import wait_until
 def beginning_late(broker: Any) -> Iterator[Callable[[], None]]:
     """The broker does not begin to lead `T0` until the callable is called, or the block ends."""
     may_begin = threading.Event()
+    # A follower names the leader of a topic before it has opened a log for it.
+    wait_until(lambda: T0 in broker.server.logs.partitions, "the follower keeps the partition")
     partition = broker.server.logs.partitions[T0]
     begin_epoch = partition.begin_epoch
 

@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 
 # What every Debian has, and Java.  Other programs come from a fixture that skips where they are not
 # there.
-ALWAYS_THERE = {"bash", "make", "rm", "mount", "umount", "java"}
+ALWAYS_THERE = {"bash", "make", "rm", "mount", "umount", "unshare", "java"}
 # Rooms that are collected only where their packages were asked for.
 ELSEWHERE = {ROOT / "tests/guest", ROOT / "tests/verbs"}
 
