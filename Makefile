@@ -114,10 +114,12 @@ sanitize: install ## Run the tests of the state engine's kernels with gcc's sani
 	@mkdir -p $(SANITIZED)
 	cp -r "$$($(BIN)/python -c 'import kdirect; print(*kdirect.__path__)')" $(SANITIZED)
 	KDIRECT_EXT=kdirect.state,kdirect.format.fixed CFLAGS="-fsanitize=$(SANITIZERS) -g" \
-		$(BIN)/python setup.py -q build_ext --build-lib $(SANITIZED) --build-temp $(SANITIZED)/objects
+		$(BIN)/python setup.py -q build_ext --force --build-lib $(SANITIZED) \
+		--build-temp $(SANITIZED)/objects
+	grep -q __asan_ $(SANITIZED)/kdirect/state/table.*.so # not the copies that were there before
 	LD_PRELOAD="$$(gcc -print-file-name=libasan.so)" ASAN_OPTIONS=detect_leaks=0 \
 		UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 PYTHONPATH=$(SANITIZED) \
-		$(BIN)/pytest -p no:cacheprovider $(ARGS) tests/format/test_fixed.py $(addprefix \
+		$(BIN)/pytest -p no:cacheprovider --capture=sys $(ARGS) tests/format/test_fixed.py $(addprefix \
 		tests/state/test_,$(addsuffix .py,arena backend chains collisions fragments half_done \
 		keys sessions snapshots table texts))
 

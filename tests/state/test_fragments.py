@@ -77,6 +77,16 @@ def test_a_damaged_page_is_refused_and_changes_nothing(keys: list[str], mode: st
     assert merge_bytes(leader, 1, page) > 0
 
 
+def test_a_window_before_1970_is_refused() -> None:
+    """Before any window was emitted, no other bound holds; the start of the last one overflows."""
+    leader, (page, *_) = pages_of(["k"])
+    for bucket in (-2, -(1 << 62)):
+        with pytest.raises(DeltaError, match="executor 1"):
+            merge_bytes(leader, 1, page[:32] + struct.pack("<q", bucket) + page[40:])
+    assert not leader.engine.slots
+    assert merge_bytes(leader, 1, page) > 0
+
+
 @pytest.mark.parametrize("mode", ["slash", "uppar"])
 @pytest.mark.parametrize("keys", [["k"], ["s", "k"]], ids="-".join)
 @settings(max_examples=150, deadline=None)

@@ -125,8 +125,9 @@ cdef class MergingEngine(Engine):
         """The least and the greatest bucket that an entry may have."""
         if not self.route.size:
             return 0, 0
-        most = (self.route.most_time - <object>self.route.origin) // self.route.size
-        return self.route.least_bucket, most
+        size, origin = <object>self.route.size, <object>self.route.origin
+        first = -origin // size  # that of 1970: the start of no earlier one may fit into 64 bits
+        return max(self.route.least_bucket, first), (self.route.most_time - origin) // size
 
     cdef int _apply(self, uint32_t sender, const uint64_t* page) except -1 nogil:
         cdef kd_page* form = &self.page_form
