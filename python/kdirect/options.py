@@ -600,8 +600,10 @@ ENGINE = Options("Options of the state engine", (
            "Most bytes that the fragments of one executor may take.", low=1 << 20),
     Option("state_memory", "str", None,
            "Directory below which executors map their state; /dev/shm where the host has it."),
-    Option("adaptive_ratio", "float", 5.0,
-           "Rows for each entry below which an epoch sends rows in place of aggregates.", low=0),
+    Option("adaptive_ratio", "float", 3.0,
+           "Rows that a new key must be expected to get in the rest of its epoch to be aggregated"
+           " before it is sent; rows of other keys are sent as they are. 0: all are aggregated.",
+           low=0),
     Option("starting_offsets", "enum", "earliest",
            "Where a new job begins to read.", choices=("earliest", "latest")),
     Option("batch_records", "int", None,

@@ -6,14 +6,16 @@ import random
 import struct
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kdirect.errors import DeltaError, StateError
 from kdirect.state import Aggregate, NoWindow, Tumbling
-from kdirect.state.fragments import keys_in_all
+from kdirect.state.executor_state import CellState
 from kdirect.state.layout import PAGE_ENTRIES, PAGE_TUPLES
+from kdirect.state.source import Block
 from tests.state.state_model import (
     backend_of,
     cluster_of,
@@ -163,12 +165,55 @@ def test_tuples_are_sent_where_an_epoch_hardly_aggregates(keys: int, as_tuples: 
     assert again.flush(0).tuples == delta.tuples, "a replay must decide the same"
 
 
-def test_the_number_of_keys_is_estimated_from_a_sample() -> None:
-    assert keys_in_all(1000, 1000) == float("inf")
-    assert keys_in_all(4096, 100) == pytest.approx(100, rel=0.01)
-    rng = random.Random(1)
-    met = len({rng.randrange(10_000) for _ in range(4096)})
-    assert keys_in_all(4096, met) == pytest.approx(10_000, rel=0.1)
+@pytest.mark.parametrize(("expected", "share"), [(40_000, (0.75, 1)), (1_000_000, (0, 0.01))])
+def test_keys_that_come_again_are_aggregated(expected: int, share: tuple[float, float]) -> None:
+    """One key in 20,000 rows comes again within a long epoch, and not within a short one."""
+    plan = plan_of(SCHEMA, ["k"], NoWindow(), ["count"])
+    _, helper = cluster_of(plan, 2)
+    helper.engine.expected_rows = expected
+    update(helper, rows(20_000, 20_000))
+    delta = helper.flush(0)
+    assert share[0] <= delta.tuples / delta.rows <= share[1]
+
+
+@pytest.mark.parametrize("keys", [["k"], ["s", "k"], ["time", "k"]], ids="-".join)
+@pytest.mark.parametrize("window", [NoWindow(), WINDOW], ids=["one", "many"])
+def test_hot_keys_are_aggregated_and_cold_ones_are_sent(keys: list[str], window: Any) -> None:
+    """Half of the rows are of few keys: they become entries, and the others tuples."""
+    plan = plan_of(SCHEMA, keys, window, ["count", ("sum", "x"), ("last", "x")])
+    hot, cold = rows(12_000, 40), rows(12_000, 1 << 40, seed=2)
+    for row in hot:
+        row["s"], row["time"] = "hot", row["time"] % 2 * 100
+    given = [row for pair in zip(hot, cold, strict=True) for row in pair]
+    leader, helper = cluster_of(plan, 2)
+    helper.engine.expected_rows = len(given)
+    for begin in range(0, len(given), 6000):
+        update(helper, given[begin : begin + 6000])
+    delta = helper.flush(0)
+    assert 0.1 < delta.tuples / delta.rows < 0.5
+    assert delta.entries < 0.4 * delta.rows
+    for page in delta.pages:
+        leader.merge(1, page.address, page.length)
+    want = backend_of(plan)
+    update(want, given)
+    ours, all_of_them = (
+        {repr({**row, "sum(x)": round(row["sum(x)"], 6)}) for row in rows_of(b.trigger(1 << 40))}
+        for b in (leader, want)
+    )
+    assert ours and ours <= all_of_them
+
+
+def test_an_epoch_is_expected_to_end_with_its_batch() -> None:
+    """What decides how rows are sent is how many will come, by the bytes and rows that came."""
+    block = Block(
+        rows=100, columns={}, time_us=None, min_time_us=None, max_time_us=None, clock_us=None,
+        offsets=np.arange(100), next_offset=300, records=300, input_bytes=30_000,
+    )  # fmt: skip
+    state = CellState.__new__(CellState)
+    state._epoch_bytes, state._applied_bytes, state._records_left = 90_000, 0, 1_000
+    assert [state._expected_rows(block) for _ in range(3)] == [300, 300, 300]
+    state._applied_bytes = 0  # the epoch was flushed; 100 records are left
+    assert state._expected_rows(block) == pytest.approx(100 / 3)
 
 
 def test_an_entry_that_fits_into_no_page_is_an_error() -> None:

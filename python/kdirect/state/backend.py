@@ -77,15 +77,13 @@ class Delta:
 class Backend:
     """State of `plan` at executor `executor` of `executors`; `owners[v]` leads virtual partition v.
 
-    `mode` is ``slash`` (entries, or tuples where an epoch has fewer than `adaptive_ratio` rows a
-    key; 0 never sends tuples) or ``uppar`` (always tuples).  `expected_rows` is about how many rows
-    of an epoch go to one leader: the decision looks ahead as far as that.
+    `mode` is ``slash`` (entries, and tuples of those keys that would get fewer than
+    `adaptive_ratio` more rows in their epoch; 0 never sends tuples) or ``uppar`` (always tuples).
     """
 
     def __init__(self, plan: AggregatePlan, *, executor: int, executors: int,
                  owners: Sequence[int], memory: StateMemory, pages: PageMemory,
-                 mode: str = "slash", adaptive_ratio: float = 5.0,
-                 expected_rows: int = 1 << 18) -> None:  # fmt: skip
+                 mode: str = "slash", adaptive_ratio: float = 3.0) -> None:  # fmt: skip
         if isinstance(plan.window, Session) or any(
             a.kept_as(plan.input.types) != "cell" for a in plan.aggregates
         ):
@@ -109,7 +107,7 @@ class Backend:
             memory, pages, self.keys, self.layout, executor, list(owners),
             *((0, 0) if isinstance(plan.window, NoWindow) else
               (plan.window.origin_us, plan.window.bucket_us)),
-            mode == "uppar", adaptive_ratio, expected_rows,
+            mode == "uppar", adaptive_ratio,
         )  # fmt: skip
         self.owners = tuple(owners)
         self._closed_before = TIME_MIN
@@ -159,12 +157,16 @@ class Backend:
 
     def update(self, columns: Mapping[str, pa.Array], rows: int, *,
                time_us: np.ndarray | pa.Array | None = None,
-               mask: pa.BooleanArray | None = None) -> Updated:  # fmt: skip
+               mask: pa.BooleanArray | None = None,
+               expected_rows: float | None = None) -> Updated:  # fmt: skip
         """Bring in a block of `rows` rows.
 
         `columns` are those that the plan keeps, `time_us` their event times in microseconds (int64,
-        or an Arrow array that may have nulls), `mask` says which rows to use (null is false).  Rows
-        that are late or have no usable time are dropped and counted, never raised."""
+        or an Arrow array that may have nulls), `mask` says which rows to use (null is false),
+        `expected_rows` how many the whole epoch will have, as far as is known.  Rows that are late
+        or have no usable time are dropped and counted, never raised."""
+        if expected_rows is not None:
+            self.engine.expected_rows = expected_rows
         keys = self.keys.encode([columns[name] for name in self.plan.keys], rows, False)
         inputs = [
             input_of(columns[str(name)], form, self.plan.overflow, self._counted(name, form))

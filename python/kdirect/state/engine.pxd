@@ -86,6 +86,7 @@ cdef class Engine:
     cdef readonly dict slots             # bucket -> slot of its window table
     cdef readonly list fragments         # one for each executor, None for this one
     cdef public uint64_t batch           # what changed keys are stamped with
+    cdef public double expected_rows     # of the epoch that is going on, of all leaders
     cdef public bint track               # a null was met: seen bits are written
     cdef list _tables                    # of each slot, None where it is free
     cdef list _free_slots
@@ -93,6 +94,7 @@ cdef class Engine:
     cdef kd_route* route
     cdef kd_table** targets
     cdef kd_fragment** deltas
+    cdef double* shares                  # of the virtual partitions, by leader
     cdef kd_accumulator* cells
     cdef uint32_t cell_count, counted_cell
     cdef int count_cell                  # is updated together with counted_cell; -1: none
@@ -117,6 +119,8 @@ cdef class Engine:
     cdef uint32_t* counts
     cdef uint16_t* present
     cdef uint32_t* numbers
+    cdef uint32_t* known
+    cdef uint32_t* unknown
     cdef uint8_t* heads
     cdef uint64_t heads_room
     cdef int c_scratch(self, uint32_t room) except -1

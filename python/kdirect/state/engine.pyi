@@ -16,6 +16,7 @@ BLOCK_ROWS: int
 class Engine:
     batch: int
     track: bool
+    expected_rows: float
     def __init__(
         self,
         memory: StateMemory,
@@ -27,8 +28,7 @@ class Engine:
         origin: int = 0,
         size: int = 0,
         always_tuples: bool = False,
-        least_ratio: float = 5.0,
-        expected_rows: int = 262144,
+        least_ratio: float = 3.0,
     ) -> None: ...
     @property
     def memory(self) -> StateMemory: ...

@@ -19,10 +19,10 @@ from libc.string cimport memset
 
 from kdirect.errors import StateError, StateLimitError
 from kdirect.state.arena cimport PageMemory, StateMemory
-from kdirect.state.fragments cimport Fragment
+from kdirect.state.fragments cimport KD_AS_ENTRIES, KD_AS_TUPLES, Fragment
 from kdirect.state.keys cimport KeyBlock, KeyShape
 from kdirect.state.table cimport Table
-from kdirect.state.table_kernel cimport kd_find, kd_keys, kd_table
+from kdirect.state.table_kernel cimport kd_find, kd_keys, kd_part_known, kd_table
 
 cdef extern from "keys_run.h" nogil:
     void kd_hash_rows(const kd_keys* k, uint32_t key_words, uint32_t n, uint64_t* out)
@@ -41,13 +41,15 @@ cdef enum:
 
 NOBODY = KD_DROP  # as the owner of a virtual partition: its rows are not wanted
 BLOCK_ROWS = 1 << 16
+EXPECTED_ROWS = 1 << 18  # in an epoch, where nobody says
 
 
 cdef class Engine:
     """Tables and fragments of one executor.
 
     `owners[v]` is the executor that leads virtual partition v, or NOBODY.  `origin` and `size` are
-    those of buckets in microseconds; size 0 puts everything into bucket 0.
+    those of buckets in microseconds; size 0 puts everything into bucket 0.  `expected_rows` is how
+    many rows this epoch will have, of all leaders together; whoever knows it sets it.
     """
 
     def __cinit__(self):
@@ -55,14 +57,15 @@ cdef class Engine:
         self.targets = <kd_table**>calloc(MOST_TARGETS, sizeof(kd_table*))
         self.deltas = <kd_fragment**>calloc(MOST_TARGETS, sizeof(kd_fragment*))
         self.counts = <uint32_t*>calloc(MOST_TARGETS + 1, 4)
+        self.shares = <double*>calloc(MOST_TARGETS, sizeof(double))
         self.cells = NULL
         if 0 in (<uintptr_t>self.route, <uintptr_t>self.targets, <uintptr_t>self.deltas,
-                 <uintptr_t>self.counts):
+                 <uintptr_t>self.counts, <uintptr_t>self.shares):
             raise MemoryError()
 
     def __init__(self, StateMemory memory, PageMemory pages, KeyShape keys, layout, int executor,
                  owners, int64_t origin=0, int64_t size=0, always_tuples=False,
-                 least_ratio=5.0, expected_rows=1 << 18):
+                 least_ratio=3.0):
         cdef uint32_t executors = layout.executors
         if len(owners) != 256 or any(o != NOBODY and not 0 <= o < executors for o in owners):
             raise ValueError("every virtual partition has one owner, an executor or NOBODY")
@@ -82,10 +85,12 @@ cdef class Engine:
             None if leader == executor or leader not in owners else Fragment(
                 memory, pages, executor, leader, keys.words, layout.delta_words,
                 self._delta_initial(layout), layout.tuple_words, layout.check, always_tuples,
-                least_ratio, expected_rows)
+                least_ratio)
             for leader in range(executors)]
+        self.expected_rows = EXPECTED_ROWS
         for leader, fragment in enumerate(self.fragments):
             if fragment is not None:
+                self.shares[leader] = owners.count(leader) / 256
                 self.targets[leader] = &(<Table>(<Fragment>fragment).table).c
                 self.deltas[leader] = &(<Fragment>fragment).c
         self.c_scratch(PIECE_ROWS)
@@ -136,11 +141,12 @@ cdef class Engine:
 
     def __dealloc__(self):
         for p in (<uintptr_t>self.route, <uintptr_t>self.targets, <uintptr_t>self.deltas,
-                  <uintptr_t>self.counts,
+                  <uintptr_t>self.counts, <uintptr_t>self.shares,
                   <uintptr_t>self.cells, <uintptr_t>self.hash, <uintptr_t>self.positions,
                   <uintptr_t>self.addresses, <uintptr_t>self.buckets, <uintptr_t>self.order,
                   <uintptr_t>self.offsets, <uintptr_t>self.row_targets, <uintptr_t>self.present,
-                  <uintptr_t>self.numbers, <uintptr_t>self.changed, <uintptr_t>self.heads):
+                  <uintptr_t>self.numbers, <uintptr_t>self.known, <uintptr_t>self.unknown,
+                  <uintptr_t>self.changed, <uintptr_t>self.heads):
             free(<void*><uintptr_t>p)
 
     cdef int c_scratch(self, uint32_t room) except -1:
@@ -150,7 +156,8 @@ cdef class Engine:
         self.room = 0
         for p in (<uintptr_t>self.hash, <uintptr_t>self.positions, <uintptr_t>self.addresses,
                   <uintptr_t>self.buckets, <uintptr_t>self.order, <uintptr_t>self.offsets,
-                  <uintptr_t>self.row_targets, <uintptr_t>self.present, <uintptr_t>self.numbers):
+                  <uintptr_t>self.row_targets, <uintptr_t>self.present, <uintptr_t>self.numbers,
+                  <uintptr_t>self.known, <uintptr_t>self.unknown):
             free(<void*><uintptr_t>p)
         self.hash = <uint64_t*>malloc(room * 8)
         self.positions = <uint64_t*>malloc(room * 8)
@@ -161,9 +168,12 @@ cdef class Engine:
         self.row_targets = <uint16_t*>malloc(room * 2)
         self.present = <uint16_t*>malloc(room * 2)
         self.numbers = <uint32_t*>malloc(room * 4)
+        self.known = <uint32_t*>malloc(room * 4)
+        self.unknown = <uint32_t*>malloc(room * 4)
         if 0 in (<uintptr_t>self.hash, <uintptr_t>self.positions, <uintptr_t>self.addresses,
                  <uintptr_t>self.buckets, <uintptr_t>self.order, <uintptr_t>self.offsets,
-                 <uintptr_t>self.row_targets, <uintptr_t>self.present, <uintptr_t>self.numbers):
+                 <uintptr_t>self.row_targets, <uintptr_t>self.present, <uintptr_t>self.numbers,
+                 <uintptr_t>self.known, <uintptr_t>self.unknown):
             raise MemoryError()
         self.room = room
         return 0
@@ -425,16 +435,24 @@ cdef class Engine:
                      const kd_input* inputs, const int64_t* times) except -1 nogil:
         """Rows into the fragment of another leader."""
         cdef kd_fragment* delta = self.deltas[leader]
+        cdef uint32_t known = 0
         delta.rows += n
-        if delta.as_tuples:
+        if delta.way == KD_AS_ENTRIES:
+            self.c_find(leader, keys, rows, n)
+            self.c_apply(NULL, rows, n, inputs, times, 1, 0, True)
+            if delta.rows >= delta.look_at:
+                with gil:
+                    (<Fragment>self.fragments[leader]).c_look(
+                        self.expected_rows * self.shares[leader])
+            return 0
+        if delta.way == KD_AS_TUPLES:
             delta.tuple_rows += n
             return self.c_tuples(leader, keys, rows, n, inputs, times)
-        self.c_find(leader, keys, rows, n)
-        self.c_apply(NULL, rows, n, inputs, times, 1, 0, True)
-        if not delta.decided:
-            with gil:
-                (<Fragment>self.fragments[leader]).c_decide()
-        return 0
+        known = kd_part_known(self.targets[leader], keys, rows, n, self.positions, self.known,
+                              self.unknown)
+        self.c_apply(NULL, self.known, known, inputs, times, 1, 0, True)
+        delta.tuple_rows += n - known
+        return self.c_tuples(leader, keys, self.unknown, n - known, inputs, times)
 
     cdef int c_tuples(self, uint16_t leader, const kd_keys* keys, const uint32_t* rows, uint32_t n,
                       const kd_input* inputs, const int64_t* times) except -1 nogil:

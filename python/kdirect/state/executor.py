@@ -346,6 +346,7 @@ class Executor:
             fresh=fresh,
             mode=options["mode"],
             adaptive_ratio=options["adaptive_ratio"],
+            epoch_bytes=options["epoch_bytes"],
         )
 
     def _restore(self, order: messages.Restore) -> None:

@@ -97,20 +97,39 @@ def page_memory(
     )
 
 
-def open_state(plan: Plan, place: Place, *, fresh: bool, mode: str, adaptive_ratio: float) -> State:
+def open_state(
+    plan: Plan, place: Place, *, fresh: bool, mode: str, adaptive_ratio: float, epoch_bytes: int
+) -> State:
     """The state of a plan: empty if `fresh`, else the one that lies in the memory.  StateError if
     that cannot be gone on with."""
     if needs_append(plan):
         return ChainState(plan, place, fresh=fresh)
-    return CellState(plan, place, fresh=fresh, mode=mode, adaptive_ratio=adaptive_ratio)
+    return CellState(
+        plan,
+        place,
+        fresh=fresh,
+        mode=mode,
+        adaptive_ratio=adaptive_ratio,
+        epoch_bytes=epoch_bytes,
+    )
 
 
 class CellState:
     """Aggregates in cells of fixed width: most plans."""
 
     def __init__(
-        self, plan: Any, place: Place, *, fresh: bool, mode: str, adaptive_ratio: float
+        self,
+        plan: Any,
+        place: Place,
+        *,
+        fresh: bool,
+        mode: str,
+        adaptive_ratio: float,
+        epoch_bytes: int,
     ) -> None:
+        self._epoch_bytes = epoch_bytes
+        self._applied_bytes = 0  # in this epoch
+        self._records_left = 0  # in this batch
         self._backend = (Backend if fresh else Backend.attach)(
             plan,
             executor=place.executor,
@@ -127,11 +146,30 @@ class CellState:
         whole = start.vparts == ((0, VPARTS),)
         chosen = [v for first, last in start.vparts for v in range(first, last)]
         self._backend.apply_only(None if whole else chosen)
+        self._applied_bytes = 0
+        self._records_left = sum(r.end - r.start for r in start.ranges.values())
 
     def update(self, block: Block, side: int) -> int:
-        return self._backend.update(block.columns, block.rows, time_us=block.time_us).late
+        return self._backend.update(
+            block.columns,
+            block.rows,
+            time_us=block.time_us,
+            expected_rows=self._expected_rows(block),
+        ).late
+
+    def _expected_rows(self, block: Block) -> float | None:
+        """How many rows this epoch will have, if all input is as this block: it ends when it is
+        full, or with the batch.  None if the block does not tell."""
+        records_left, applied = self._records_left, self._applied_bytes
+        self._records_left -= block.records
+        self._applied_bytes += block.input_bytes
+        if not block.input_bytes or not block.records:
+            return None
+        left = records_left * block.input_bytes / block.records
+        return block.rows / block.input_bytes * min(self._epoch_bytes, applied + left)
 
     def flush(self, leader: int) -> Delta:
+        self._applied_bytes = 0
         return self._backend.flush(leader)
 
     def release(self, pages: Sequence[Page]) -> None:

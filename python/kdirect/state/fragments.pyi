@@ -3,8 +3,6 @@
 from kdirect.state.arena import Log, PageMemory, StateMemory
 from kdirect.state.table import Table
 
-def keys_in_all(rows: int, keys: int) -> float: ...
-
 class PageLog(Log):
     def __init__(self, pages: PageMemory) -> None: ...
     @property
@@ -24,8 +22,7 @@ class Fragment:
         tuple_words: int,
         shape: int,
         always_tuples: bool = False,
-        least_ratio: float = 5.0,
-        expected_rows: int = 262144,
+        least_ratio: float = 3.0,
     ) -> None: ...
     @property
     def leader(self) -> int: ...

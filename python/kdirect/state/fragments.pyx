@@ -1,17 +1,22 @@
 # cython: language_level=3, boundscheck=False
 """Fragments: what a helper keeps of another executor's keys within an epoch (Slash section 7.2.2).
 
-Owns: the delta log of one leader, whose pages are themselves the message, and the decision whether
-an epoch is sent as entries or as tuples.  A page is filled from its start; its header is written
-when it is handed out, and the channel writes its footer after it.
+Owns: the delta log of one leader, whose pages are themselves the message, and the decision which
+rows of an epoch are aggregated into entries and which are sent as tuples.  A page is filled from
+its start; its header is written when it is handed out, and the channel writes its footer after it.
+
+An epoch begins with entries for all keys.  Where new keys would hardly be met again before it ends,
+no more of them become entries: rows of the keys that have one go on to be aggregated there, and all
+others leave as tuples.  So hot keys cost an update of a table that stays in the cache, and cold
+keys cost a tuple, which is less than an entry that is made, filled, sent and merged.
 
 Invariants: a page belongs to its fragment until `flush`, and to whoever flushed until
 `PageMemory.release`.  After `flush` the fragment is empty: the next epoch's updates start from zero
 values, so discarding what was sent is safe.  The decision is a function of the rows of this epoch
-alone, so that a replay decides the same.
+and of how many are expected, so that a replay decides the same; an entry and tuples of the same key
+may go in one epoch, entries first.
 """
 
-from libc.math cimport exp
 from libc.stdint cimport uint8_t, uint32_t, uint64_t, uintptr_t
 
 from kdirect.errors import StateError
@@ -25,7 +30,10 @@ cdef extern from "page_run.h" nogil:
                         uint32_t shape, uint32_t entry_words, uint64_t rows)
 
 cdef enum:
-    SAMPLE_ROWS = 4096   # after so many rows of an epoch it is decided how they are sent
+    SAMPLE_ROWS = 2048   # after so many rows it is looked for the first time at what they met
+    FEW_NEW = 16         # of so many rows less than one meets a new key: it does not matter then
+
+cdef double LEAST_HITS = 0.15  # of rows, for which it pays to look for their keys
 
 
 cdef class PageLog(Log):
@@ -74,55 +82,35 @@ cdef class PageLog(Log):
         return 0
 
 
-def keys_in_all(uint64_t rows, uint64_t keys):
-    """How many keys there are, if `rows` rows drawn evenly from them have met `keys` of them: the
-    solution of keys = n (1 - exp(-rows / n))."""
-    cdef double low, high, middle
-    cdef int i
-    if keys >= rows:
-        return float("inf")
-    low, high = keys, keys
-    while high * (1 - exp(-(<double>rows) / high)) < keys * 0.999999:
-        high *= 2
-        if high > 1e15:
-            return float("inf")
-    for i in range(60):
-        middle = (low + high) / 2
-        if middle * (1 - exp(-(<double>rows) / middle)) < keys:
-            low = middle
-        else:
-            high = middle
-    return high
-
-
 cdef class Fragment:
     """The delta of one leader.
 
-    Rows are aggregated into entries; after SAMPLE_ROWS rows of an epoch its keys are counted, and
-    if the `expected_rows` of an epoch would have fewer than `least_ratio` rows a key, the rest of
-    the epoch goes as tuples: where hardly anything aggregates, a tuple costs less than an entry
-    that is found, filled and read again.  `least_ratio` 0: never; `always_tuples`: from the
-    first row.
-    """
+    After SAMPLE_ROWS rows of an epoch, and each time that their number has doubled, it is estimated
+    how often a key that is new now will be met again: the share of rows that met a known key rose
+    with the number of known keys, and by how much it rose is the chance of a row to meet a key that
+    was made an entry lately.  This holds for any distribution of keys.  If the `expected_rows` of
+    the epoch leave a new key fewer than `least_ratio` rows, no more entries are made.
+
+    `least_ratio` 0: all rows become entries; `always_tuples`: none does."""
 
     def __init__(self, StateMemory memory, PageMemory pages, uint32_t sender, uint32_t leader,
                  uint32_t key_words, uint32_t state_words, initial, uint32_t tuple_words,
-                 uint32_t shape, always_tuples=False, least_ratio=5.0, expected_rows=1 << 18):
+                 uint32_t shape, always_tuples=False, least_ratio=3.0):
         self.sender, self.leader = sender, leader
         self.table = Table(memory, key_words, state_words, initial, 1, PageLog(pages))
         self.tuples = PageLog(pages)
         self.c.tuples = &self.tuples.c
         self.always_tuples = always_tuples
         self.least_ratio = least_ratio
-        self.expected_rows = expected_rows
         self._shape, self._tuple_words = shape, tuple_words
         self._begin()
 
     def _begin(self):
         self.c.rows = self.c.tuple_rows = 0
-        self.c.as_tuples = self.c.decided = self.always_tuples
-        if self.least_ratio <= 0:
-            self.c.decided = True
+        self.c.way = KD_AS_TUPLES if self.always_tuples else KD_AS_ENTRIES
+        self.c.look_at = SAMPLE_ROWS if self.least_ratio > 0 else <uint64_t>-1
+        self._looked_rows = self._looked_entries = 0
+        self._hits = self._known = 0
 
     @property
     def rows(self):
@@ -132,17 +120,19 @@ cdef class Fragment:
     def entries(self):
         return len(self.table)
 
-    cdef int c_decide(self) except -1:
-        """Called after rows were added, as long as it is not decided."""
-        cdef double keys, per_key
-        if self.c.rows < SAMPLE_ROWS:
-            return 0
-        self.c.decided = True
-        keys = keys_in_all(self.c.rows, self.table.c.used)
-        per_key = 1.0
-        if keys < 1e15:
-            per_key = self.expected_rows / (keys * (1 - exp(-(<double>self.expected_rows) / keys)))
-        self.c.as_tuples = per_key < self.least_ratio
+    cdef int c_look(self, double expected_rows) except -1:
+        """Decides how the rows from here on go; called when `rows` has reached `look_at`."""
+        cdef double rows = self.c.rows - self._looked_rows
+        cdef double new = self.table.c.used - self._looked_entries
+        cdef double hits = 1 - new / rows, known = self._looked_entries + new / 2
+        cdef double again = 0
+        if known > self._known:
+            again = (hits - self._hits) / (known - self._known) * (expected_rows - self.c.rows)
+        self._looked_rows, self._looked_entries = self.c.rows, self.table.c.used
+        self._hits, self._known = hits, known
+        self.c.look_at = 2 * self.c.rows
+        if new * FEW_NEW >= rows and again < self.least_ratio:
+            self.c.way = KD_AS_TUPLES if hits < LEAST_HITS else KD_AS_BOTH
         return 0
 
     def flush(self):

@@ -52,8 +52,8 @@ class Block:
     has no event time) and `offsets` (those of the rows' records, for messages).  `min_time_us` and
     `max_time_us` are of these rows.  `clock_us` is the greatest event time of all rows that were
     decoded for the block, also of those that `where` dropped; None if there is none.
-    `next_offset` is the one after what the block stands for, `input_bytes` the size of the records
-    that were decoded for it.
+    `next_offset` is the one after what the block stands for, `records` how many offsets that are,
+    and `input_bytes` the size of the records that were decoded for it.
     """
 
     rows: int
@@ -64,6 +64,7 @@ class Block:
     clock_us: int | None
     offsets: np.ndarray
     next_offset: int
+    records: int
     input_bytes: int
 
 
@@ -310,7 +311,10 @@ class TopicSource:
                 elif count:
                     least, greatest = int(times.min()), int(times.max())
             rest = decoded.offsets[start + count : start + count + 1].to_pylist()
-            self._next_offset = rest[0] if rest else self._reader.next_offset
+            first, self._next_offset = (
+                self._next_offset,
+                rest[0] if rest else self._reader.next_offset,
+            )
             yield Block(
                 rows=count,
                 columns={n: decoded.columns[n].slice(start, count) for n in self._columns},
@@ -320,6 +324,7 @@ class TopicSource:
                 clock_us=decoded.clock_us,
                 offsets=decoded.offsets.slice(start, count).to_numpy(),
                 next_offset=self._next_offset,
+                records=self._next_offset - first,
                 input_bytes=decoded.input_bytes if start == 0 else 0,
             )
 

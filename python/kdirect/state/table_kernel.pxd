@@ -33,6 +33,8 @@ cdef extern from "table_run.h" nogil:
     uint64_t kd_hash_words(const uint64_t* key, uint64_t words)
     uint32_t kd_find(kd_table* t, const kd_keys* k, const uint32_t* rows, uint32_t i, uint32_t n,
                      uint64_t* out)
+    uint32_t kd_part_known(const kd_table* t, const kd_keys* k, const uint32_t* rows, uint32_t n,
+                           uint64_t* at, uint32_t* known, uint32_t* unknown)
     void kd_index_entries(kd_table* t, uint64_t begin, uint64_t end)
     void kd_unindex_entries(kd_table* t, uint64_t begin, uint64_t end)
     uint64_t kd_scan(const kd_table* t, uint64_t begin, uint64_t end, uint64_t* out, uint64_t most)

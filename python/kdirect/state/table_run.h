@@ -229,6 +229,64 @@ static uint32_t kd_find(kd_table *t, const kd_keys *k, const uint32_t *rows, uin
     }
 }
 
+/* Parts the rows `rows` by whether their keys are in the table, which does not grow.  `known` gets
+ * those whose keys are, and `at` the positions of their states; `unknown` gets the others.  All have
+ * room for n.  Returns the number of known ones.
+ *
+ * Only the pair of a key's hash is looked at: a key that found its pair full counts as unknown. */
+KD_INLINE uint32_t kd_part_rows(const kd_table *t, const kd_keys *k, const uint32_t *rows,
+                                uint32_t n, uint64_t *at, uint32_t *known, uint32_t *unknown,
+                                const uint32_t K, const uint32_t P) {
+    uint64_t hs[KD_GROUP], found[KD_GROUP];
+    const uint64_t *const index = t->index, mask = t->mask, *const hash = k->hash;
+    const uint8_t *const base = t->log->base;
+    const uint32_t state_words = t->state_words;
+    uint32_t in = 0, out = 0;
+    for (uint32_t i = 0; i < n;) {
+        const uint32_t m = n - i < KD_GROUP ? n - i : KD_GROUP;
+        for (uint32_t j = 0; j < m; j++) {
+            const uint32_t r = rows[i + j];
+            hs[j] = P ? kd_bucket_hash(hash[r], k->bucket[r * k->bucket_stride]) : hash[r];
+            __builtin_prefetch(&index[kd_home(hs[j], mask)]);
+        }
+        for (uint32_t j = 0; j < m; j++) {
+            const uint64_t position = kd_in_pair(&index[kd_home(hs[j], mask)], hs[j]);
+            found[j] = position - 1 < KD_POSITION ? position : 0;
+            __builtin_prefetch(base + found[j], 1);
+        }
+        for (uint32_t j = 0; j < m; j++, i++) {
+            const uint32_t r = rows[i];
+            uint64_t p = 0;
+            if (found[j]) {
+                const uint64_t *entry = (const uint64_t *)(base + found[j]);
+                const uint64_t *key = K ? k->words + r * k->stride : kd_key_of(k, r);
+                const uint64_t *its = entry + P + state_words;
+                if ((!P || (int64_t)entry[0] == k->bucket[r * k->bucket_stride]) &&
+                    (K ? kd_same(its, key, K)
+                       : its[0] == key[0] && /* else the entry may be shorter */
+                             kd_same(its, key,
+                                     (uint32_t)(t->key_words ? t->key_words
+                                                             : kd_variable_words(key[0])))))
+                    p = found[j] + P * 8;
+            }
+            at[in] = p;
+            known[in] = r;
+            unknown[out] = r;
+            in += p != 0;
+            out += p == 0;
+        }
+    }
+    return in;
+}
+
+static uint32_t kd_part_known(const kd_table *t, const kd_keys *k, const uint32_t *rows,
+                              uint32_t n, uint64_t *at, uint32_t *known, uint32_t *unknown) {
+    if (t->key_words == 1)
+        return t->prefix ? kd_part_rows(t, k, rows, n, at, known, unknown, 1, 1)
+                         : kd_part_rows(t, k, rows, n, at, known, unknown, 1, 0);
+    return kd_part_rows(t, k, rows, n, at, known, unknown, 0, t->prefix);
+}
+
 /* Words of the entry at `entry`, its bucket and its state included. */
 KD_INLINE uint64_t kd_entry_words(const kd_table *t, const uint64_t *entry) {
     return t->prefix + t->state_words +
