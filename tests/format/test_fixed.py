@@ -477,6 +477,39 @@ def test_damaged_records_are_refused_or_read_as_the_reference_reads_them(seed: i
 _GUARDED: list[Guarded] = []
 
 
+def test_many_records_that_differ_in_their_deltas_only() -> None:
+    """The encoded offset delta grows by a byte at 64 and at 8,192."""
+    got, _ = decode(PAIR, of(8300, 5))
+    assert got == [(5 + i, i, i) for i in range(8300)]
+
+
+@pytest.mark.parametrize("record", [1, 30, 63, 64, 99])
+def test_a_record_among_like_ones_is_read_as_the_reference_reads_it(record: int) -> None:
+    """Each byte of it is changed in turn."""
+    data = of(100, 0)
+    lengths = [len(Reference.record(i, 0, None, bytes(16))) for i in range(100)]
+    start = len(data) - sum(lengths[record:])
+    for at in range(start, start + lengths[record]):
+        for change in (1, 2, 0x80):
+            bad = bytearray(data)
+            bad[at] ^= change
+            fixed = Reference.fix_crc(bytes(bad))
+            decoder = FixedDecoder("t", 0, PAIR, ["key"], with_keys=True, with_timestamps=True)
+            try:
+                expected = Reference.read_batch(fixed)
+            except Malformed:
+                with pytest.raises(FormatError):
+                    decoder.feed(fixed)
+                continue
+            assert decoder.feed(fixed) == len(fixed)
+            good = [row for row in expected if row[3] is not None and len(row[3]) == 16]
+            taken = decoder.take_rows()
+            assert taken.offsets.to_pylist() == [row[0] for row in good]
+            assert taken.keys.to_pylist() == [row[2] for row in good]
+            stamps = taken.timestamps.cast(pa.int64()).to_pylist()
+            assert stamps == [row[1] * 1000 for row in good]
+
+
 def test_the_error_of_a_bad_row_names_it() -> None:
     data = Reference.simple([(None, bytes(16)), (None, None), (None, b"abc")], 40)
     _, decoder = decode(PAIR, data)

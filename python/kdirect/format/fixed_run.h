@@ -37,11 +37,73 @@ typedef struct {
     uint32_t size; /* of each value */
 } kd_fixed;
 
+/* Notes n records that lie `stride` bytes apart, the first value at `value`; they have no keys. */
+KD_WIDE(kd_fixed_note,
+        (kd_chunk *chunk, int64_t first, int64_t n, const uint8_t *value, int64_t stride,
+         int64_t offset, int64_t stamp),
+        (chunk, first, n, value, stride, offset, stamp), {
+            for (int64_t i = 0; i < n; i++) {
+                chunk->values[first + i] = value + i * stride;
+                chunk->offsets[first + i] = offset + i;
+                chunk->stamps[first + i] = stamp;
+                chunk->keys[first + i] = NULL;
+                chunk->key_lengths[first + i] = -1;
+            }
+        })
+
+#define KD_LIKE_GROUP 8 /* records that are compared before a branch */
+
+/* Up to `most` records that follow `record`, which was taken and has no key, and that are like it:
+ * all bytes before and after the value are the same but for the offset delta, which grows by one
+ * from `delta`.  `head` bytes lie before the value and `stride` in the whole record; the delta lies
+ * at `at`.  Nothing from `end` on is read, but for KD_RUN_SLACK bytes.  Returns how many.
+ *
+ * No byte of these records says where the next one lies: each of them is only compared with what is
+ * due there, and so they are compared side by side. */
+static int64_t kd_fixed_like(const uint8_t *record, const uint8_t *end, uint32_t head, uint32_t at,
+                             int64_t stride, int64_t delta, int64_t most) {
+    const uint32_t delta_bytes = delta < 1 << 6 ? 1 : delta < 1 << 13 ? 2 : 3;
+    const int64_t limit = delta < 1 << 6 ? 1 << 6 : delta < 1 << 13 ? 1 << 13 : 1 << 20;
+    if (head < 6 || head > 16 || at + delta_bytes > 8 || delta >= limit)
+        return 0;
+    const uint64_t cut = delta_bytes == 1 ? 0xFF : delta_bytes == 2 ? 0xFFFF : 0xFFFFFF;
+    const uint64_t more = cut >> 8 & 0x8080; /* the delta's bytes but the last */
+    const uint64_t first_mask = head < 8 ? (1ULL << 8 * head) - 1 : ~0ULL;
+    const uint64_t second_mask = head <= 8 ? 0 : ~0ULL >> 8 * (16 - head);
+    const uint64_t first = kd_get_le64(record) & first_mask & ~(cut << 8 * at);
+    const uint64_t second = kd_get_le64(record + 8) & second_mask;
+    const uint8_t *p = record + stride;
+    int64_t n = 0;
+    if (most > limit - delta)
+        most = limit - delta;
+    if (most > (end - p) / stride)
+        most = (end - p) / stride;
+    while (n < most) {
+        const int64_t group = most - n < KD_LIKE_GROUP ? 1 : KD_LIKE_GROUP;
+        uint64_t other = 0;
+        for (int64_t i = 0; i < group; i++, p += stride) {
+            const uint64_t z = (uint64_t)(delta + n + i) << 1;
+            const uint64_t due = (z & 0x7f) | (z & 0x3f80) << 1 | (z & 0x1fc000) << 2 | more;
+            kd_prefetch(p + 4096);
+            kd_prefetch(p + 4096 + 64);
+            other |= (kd_get_le64(p) & first_mask) ^ (first | due << 8 * at);
+            other |= (kd_get_le64(p + 8) & second_mask) ^ second;
+            other |= kd_get8(p + stride - 1); /* the number of headers */
+        }
+        if (other)
+            break;
+        n += group;
+    }
+    return n;
+}
+
 /* Adds records to `chunk` until it is full; moves run->p, count and offset_delta over them.
  *
  * Records of one size mostly have one length.  Where the next one begins is therefore predicted
  * from the last length, and the length that is read only confirms it: then the processor works on
- * several records at once, and need not wait for one length before it reads the next. */
+ * several records at once, and need not wait for one length before it reads the next.  Records
+ * without keys that were written together mostly differ in nothing else than their offset delta and
+ * value: after one of them kd_fixed_like takes those that follow, as long as it finds any. */
 static int64_t kd_fixed_scan(kd_fixed *run, kd_chunk *chunk) {
     const uint8_t *p = run->p, *end = run->end - KD_RUN_SLACK;
     const int64_t first = chunk->rows, due = run->offset_delta - first,
@@ -52,6 +114,7 @@ static int64_t kd_fixed_scan(kd_fixed *run, kd_chunk *chunk) {
     const uint32_t coded_mask = coded_bytes < 4 ? (1u << 8 * coded_bytes) - 1 : ~0u;
     const uint32_t coded_size = kd_get_le32(coded);
     uint32_t last_word = 1, last_bytes = 0, last_length = 0;
+    int like = 1;
     int64_t i = first, last = first + run->count;
     if (last > KD_FIXED_CHUNK)
         last = KD_FIXED_CHUNK;
@@ -87,6 +150,7 @@ static int64_t kd_fixed_scan(kd_fixed *run, kd_chunk *chunk) {
                 stamp = (stamp & 0x3fff) | byte << 14;
             }
         }
+        const uint32_t delta_at = (uint32_t)(q - p);
         KD_RUN_LENGTH(delta, q)
         if (delta != (uint64_t)(due + i))
             break;
@@ -111,8 +175,18 @@ static int64_t kd_fixed_scan(kd_fixed *run, kd_chunk *chunk) {
         chunk->stamps[i] = (int64_t)(stamp >> 1) ^ -(int64_t)(stamp & 1);
         chunk->keys[i] = key;
         chunk->key_lengths[i] = has_key;
-        p = stop;
         i++;
+        if (like && has_key < 0) {
+            const int64_t stride = stop - p;
+            const int64_t taken = kd_fixed_like(p, end, (uint32_t)(q - p), delta_at, stride,
+                                                (int64_t)delta + 1, last - i);
+            kd_fixed_note(chunk, i, taken, q + stride, stride, base_offset + i,
+                          chunk->stamps[i - 1]);
+            stop += taken * stride;
+            i += taken;
+            like = taken > 0;
+        }
+        p = stop;
     }
     run->p = p;
     run->count -= i - first;
