@@ -230,8 +230,8 @@ static uint32_t kd_find(kd_table *t, const kd_keys *k, const uint32_t *rows, uin
 }
 
 /* Parts the rows `rows` by whether their keys are in the table, which does not grow.  `known` gets
- * those whose keys are, and `at` the positions of their states; `unknown` gets the others.  All have
- * room for n.  Returns the number of known ones.
+ * those whose keys are, and `at` the positions of their states; `unknown` gets the others.  All
+ * have room for n.  Returns the number of known ones.
  *
  * Only the pair of a key's hash is looked at: a key that found its pair full counts as unknown. */
 KD_INLINE uint32_t kd_part_rows(const kd_table *t, const kd_keys *k, const uint32_t *rows,
