@@ -7,7 +7,7 @@ share, and making and closing channels (`kdirect.rdma.channel`).
 """
 
 cimport cython
-from libc.errno cimport ENOMEM
+from libc.errno cimport EAGAIN, ENOMEM
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
@@ -247,7 +247,6 @@ cdef class Sender(CreditRing):
         cdef uint8_t* footer = data + header.length
         cdef uint32_t flags = header.flags & FLAGS_OF_OWNER
         cdef uint64_t word
-        cdef uint32_t crc
         cdef int rc
         if self.posted + 1 - self.acknowledged >= self.credits:
             self.c_refresh()
@@ -270,9 +269,7 @@ cdef class Sender(CreditRing):
         memcpy(footer + FOOTER_BATCH, &word, 8)
         word = header.attempt | <uint64_t> header.length << 32
         memcpy(footer + FOOTER_ATTEMPT, &word, 8)
-        crc = kd_crc32c(0, data, <size_t> header.length + FOOTER_CRC)
-        word = kd_crc32c(crc, &flags, 4) | <uint64_t> flags << 32
-        memcpy(footer + FOOTER_CRC, &word, 8)
+        memcpy(footer + FOOTER_FLAGS, &flags, 4)
         source.data = data
         source.address = address
         source.lkey = lkey
@@ -292,6 +289,20 @@ cdef class Sender(CreditRing):
                 self.c_refresh()
             return CHANNEL_DONE
         return CHANNEL_ENDED if rc == POST_FAILED else CHANNEL_NOT_NOW
+
+    cdef int c_try(self, const source_t* source, const target_t* target) noexcept nogil:
+        """Post the buffer with its CRC: the transport's sum, or one of its own."""
+        cdef uint8_t* footer = source.data + source.length - FOOTER_BYTES
+        cdef uint32_t crc
+        cdef int rc = self._qp.c_post_write_summed(
+            self._id, source.address, source.lkey, source.length, target.address, target.rkey,
+            target.notify, target.imm)
+        if rc != EAGAIN:
+            return rc
+        crc = kd_crc32c(0, source.data, source.length - FOOTER_BYTES + FOOTER_CRC)
+        crc = kd_crc32c(crc, footer + FOOTER_FLAGS, 4)
+        memcpy(footer + FOOTER_CRC, &crc, 4)
+        return CreditRing.c_try(self, source, target)
 
     @property
     def may_send(self):

@@ -88,6 +88,9 @@ cdef class QueuePair:
                                      const uint8_t* inline_data, uint32_t inline_length,
                                      uint64_t remote_address, uint32_t rkey,
                                      uint32_t imm) noexcept nogil
+    cdef int c_post_write_summed(self, uint64_t wr_id, uint64_t local_address, uint32_t lkey,
+                                 uint32_t length, uint64_t remote_address, uint32_t rkey,
+                                 bint notify, uint32_t imm) noexcept nogil
     cdef int c_post_send(self, uint64_t wr_id, uint64_t local_address, uint32_t lkey,
                          uint32_t length) noexcept nogil
     cdef int c_post_recv(self, uint64_t wr_id, uint64_t local_address, uint32_t lkey,

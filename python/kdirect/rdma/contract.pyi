@@ -195,6 +195,16 @@ class QueuePair:
         rkey: int,
         imm: int,
     ) -> bool: ...
+    def post_write_summed(
+        self,
+        wr_id: int,
+        local: MemoryRegion,
+        position: int,
+        length: int,
+        remote_address: int,
+        rkey: int,
+        imm: int | None = None,
+    ) -> bool: ...
     def post_send(self, wr_id: int, local: MemoryRegion, position: int, length: int) -> None: ...
     def post_recv(
         self, wr_id: int, local: MemoryRegion | None = None, position: int = 0, length: int = 0

@@ -407,6 +407,17 @@ cdef class QueuePair:
         they do not lie within the request."""
         return EAGAIN
 
+    cdef int c_post_write_summed(self, uint64_t wr_id, uint64_t local_address, uint32_t lkey,
+                                 uint32_t length, uint64_t remote_address, uint32_t rkey,
+                                 bint notify, uint32_t imm) noexcept nogil:
+        """A WRITE, or with `notify` a WRITE_WITH_IMM, that sums what it carries: at the target the
+        4 bytes from `length` - 8 on are the CRC-32C of all its other bytes, in their order.  Those
+        4 of the source are not read.  So the bytes are read once for sum and copy.
+
+        EAGAIN: not here, or not now; nothing was posted, and the caller puts the sum into the
+        source and posts that."""
+        return EAGAIN
+
     cdef int c_post_send(self, uint64_t wr_id, uint64_t local_address, uint32_t lkey,
                          uint32_t length) noexcept nogil:
         with gil:
@@ -499,6 +510,17 @@ cdef class QueuePair:
         if rc == EAGAIN:
             return False
         _check(rc, "WRITE_WITH_IMM", self)
+        return True
+
+    def post_write_summed(self, wr_id, MemoryRegion local, uint64_t position, uint32_t length,
+                          uint64_t remote_address, uint32_t rkey, imm=None):
+        """A WRITE, WITH_IMM if there is one, that sums what it carries; see `c_post_write_summed`.
+        False: nothing was posted."""
+        cdef int rc = self.c_post_write_summed(wr_id, local.address + position, local.lkey, length,
+                                               remote_address, rkey, imm is not None, imm or 0)
+        if rc == EAGAIN:
+            return False
+        _check(rc, "WRITE", self)
         return True
 
     def post_send(self, wr_id, MemoryRegion local, uint64_t position, uint32_t length):

@@ -3,16 +3,22 @@
 Law: inline functions only, so that the engine's loops are one piece of machine code.  They keep
 shm_work's law: no Python object, and nothing that a peer wrote is used twice or unchecked.
 """
-from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from libc.errno cimport EAGAIN
+from libc.stdint cimport uint8_t, uint32_t, uint64_t, uintptr_t
 from libc.string cimport memcpy
 
-from kdirect.rdma.contract cimport WC_REM_ACCESS_ERR, WC_RETRY_EXC_ERR
+from kdirect.rdma.contract cimport (
+    QPS_RTS, REMOTE_WRITE, WC_RDMA_WRITE, WC_RECV_RDMA_WITH_IMM, WC_REM_ACCESS_ERR,
+    WC_RETRY_EXC_ERR, WC_SUCCESS)
 from kdirect.rdma.shm_core cimport *
 
 cdef extern from "landing.h" nogil:
     bint kd_lands_last(const uint8_t* to, uint64_t length)
     void kd_land_last(uint8_t* to, const uint8_t* last)
     void kd_land(uint8_t* to, const uint8_t* from_, uint64_t length)
+
+cdef extern from "summed.h" nogil:
+    void kd_land_summed(uint8_t* to, const uint8_t* from_, uint64_t length)
 
 cdef enum:
     RUN_RNR = -1            # no receive posted
@@ -114,3 +120,52 @@ cdef inline void land_around(uint8_t* to, const uint8_t* local, uint32_t length,
         memcpy(to + after, local + after, end - after)
     if end < length:
         kd_land_last(to + end, last)
+
+
+cdef inline void complete(kd_qp* qp, uint64_t at, uint64_t wr_id, uint32_t length, uint64_t status,
+                          uint64_t opcode) noexcept nogil:
+    cdef kd_done* d = &qp.done_ring[at & qp.send_mask]
+    d.wr_id = wr_id
+    d.result = (length if status == WC_SUCCESS else 0) | status << 32 | opcode << 48
+    kd_store64(&qp.done, at + 1)
+
+
+cdef inline void signal_local(kd_cq* cq) noexcept nogil:
+    """Wake a thread that sleeps on the queue; called after a completion was stored."""
+    light_fence(cq.light)
+    if kd_load32(&cq.armed) and kd_exchange32(&cq.armed, 0):
+        kd_signal(cq.event_fd)
+
+
+cdef inline int write_summed(kd_qp* qp, uint64_t wr_id, uint64_t local, uint32_t lkey,
+                             uint32_t length, uint64_t remote, uint32_t rkey, bint notify,
+                             uint32_t imm) noexcept nogil:
+    """Run a WRITE that sums its bytes (`QueuePair.c_post_write_summed`), where that needs nothing
+    but the copy.  EAGAIN: something is in its way, nothing was done, and `qp_post` will say what.
+    """
+    cdef uint64_t posted = qp.posted
+    cdef uint8_t* at
+    cdef int status = 0
+    cdef bint ran = False
+    if (kd_load32(&qp.state) != QPS_RTS or kd_load64(&qp.done) != posted
+            or not 8 <= length <= KD_MAX_MESSAGE_BYTES
+            or posted - kd_load64(&qp.polled) >= qp.max_send_wr):
+        return EAGAIN
+    enter(qp)
+    if (kd_load32(&qp.state) == QPS_RTS and local_ok(qp, lkey, local, length, 0)
+            and not (notify and credit(qp))):
+        at = remote_at(qp, rkey, remote, length, REMOTE_WRITE, &status)
+        if at != NULL and kd_lands_last(at, length):
+            kd_land_summed(at, <uint8_t*><uintptr_t> local, length)
+            if notify:
+                publish(qp, WC_RECV_RDMA_WITH_IMM, length, imm, 0)
+            qp.writes += 1
+            qp.write_bytes += length
+            ran = True
+    leave(qp)
+    if not ran:
+        return EAGAIN
+    complete(qp, posted, wr_id, length, WC_SUCCESS, WC_RDMA_WRITE)
+    kd_store64(&qp.posted, posted + 1)
+    signal_local(qp.send_cq)
+    return 0

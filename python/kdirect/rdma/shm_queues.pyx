@@ -15,6 +15,7 @@ from kdirect.rdma.contract cimport (
     QPS_ERROR, QPS_INIT, WC_REM_ACCESS_ERR, WC_SUCCESS, CompletionQueue, QueuePair, RemoteView,
     work_completion)
 from kdirect.rdma.shm_core cimport *
+from kdirect.rdma.shm_execute cimport write_summed
 from kdirect.rdma.shm_work cimport *
 
 import contextlib
@@ -323,6 +324,12 @@ cdef class ShmQueuePair(QueuePair):
         piece.at = inline_at
         piece.length = inline_length
         return qp_post(self.core, &wr, &piece)
+
+    cdef int c_post_write_summed(self, uint64_t wr_id, uint64_t local_address, uint32_t lkey,
+                                 uint32_t length, uint64_t remote_address, uint32_t rkey,
+                                 bint notify, uint32_t imm) noexcept nogil:
+        return write_summed(self.core, wr_id, local_address, lkey, length, remote_address, rkey,
+                            notify, imm)
 
     cdef int c_post_send(self, uint64_t wr_id, uint64_t local_address, uint32_t lkey,
                          uint32_t length) noexcept nogil:

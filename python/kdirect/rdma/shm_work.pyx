@@ -170,21 +170,6 @@ cdef inline int run(kd_qp* qp, kd_wr* wr, const kd_inline* piece) noexcept nogil
     return run_again(qp, wr, piece) if status == RUN_UNKNOWN_KEY else status
 
 
-cdef inline void complete(kd_qp* qp, uint64_t at, uint64_t wr_id, uint32_t length, uint64_t status,
-                          uint64_t opcode) noexcept nogil:
-    cdef kd_done* d = &qp.done_ring[at & qp.send_mask]
-    d.wr_id = wr_id
-    d.result = (length if status == WC_SUCCESS else 0) | status << 32 | opcode << 48
-    kd_store64(&qp.done, at + 1)
-
-
-cdef inline void signal_local(kd_cq* cq) noexcept nogil:
-    """Wake a thread that sleeps on the queue; called after a completion was stored."""
-    light_fence(cq.light)
-    if kd_load32(&cq.armed) and kd_exchange32(&cq.armed, 0):
-        kd_signal(cq.event_fd)
-
-
 cdef inline int not_ready(kd_qp* qp) noexcept nogil:
     return ECHILD if qp.forked else ENOTCONN
 
