@@ -12,6 +12,9 @@
  * lose more than they save: a large memcpy writes lines without reading them first, and leaves them
  * where another core finds them soon. */
 enum { KD_SUMMED_BYTES = 65536 };
+/* Up to here the copy comes first: its stores wait for their lines, which the other core polls,
+ * while the sum is made. */
+enum { KD_SUMMED_SHORT = 1024 };
 
 /* Copy `length` bytes, of which the last 8 are one aligned store that lands last.  The 4 before the
  * last 4 become the CRC-32C of all others. */
@@ -25,8 +28,13 @@ static inline void kd_land_summed(uint8_t *to, const uint8_t *from, uint64_t len
         from += KD_SUMMED_BYTES;
         left -= KD_SUMMED_BYTES;
     }
-    crc = kd_crc32c(crc, from, left);
-    memcpy(to, from, left);
+    if (left <= KD_SUMMED_SHORT) {
+        memcpy(to, from, left);
+        crc = kd_crc32c(crc, from, left);
+    } else {
+        crc = kd_crc32c(crc, from, left);
+        memcpy(to, from, left);
+    }
     memcpy(&last, from + left, 8);
     last &= ~(uint64_t)UINT32_MAX;
     last |= kd_crc32c(crc, from + left + 4, 4);
