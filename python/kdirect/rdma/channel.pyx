@@ -33,7 +33,8 @@ keeps the rules can write.  Every later call raises the same error, which names 
 Memory, and what ends its use:
 
 - a payload that is sent, and the FOOTER_BYTES after it, belong to the channel from `send` until
-  `Sender.completed` has passed the buffer.  The footer is written there;
+  `Sender.completed` has passed the buffer.  The footer is written there, but for its CRC where the
+  transport makes the sum while it copies (`QueuePair.c_post_write_summed`);
 - a staging slot belongs to the owner from `buffer` to `send`, then to the channel until the buffer
   is both completed and given back (`Sender.freed`);
 - a slot of the ring belongs to the peer until its footer has landed, then to the receiver from

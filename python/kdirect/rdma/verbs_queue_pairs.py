@@ -62,6 +62,7 @@ _INIT, _RTS, _ERROR, _SUCCESS = (
 )
 _RECV, _RECV_IMM = int(Opcode.RECV), int(Opcode.RECV_RDMA_WITH_IMM)
 _INLINE_OPS = frozenset(("write", "write_imm", "send"))
+_ATOMICS = frozenset(("fetch_add", "compare_swap"))
 # What a failed receive says about the peer, for a log.  A device that merely flushes the receive
 # leaves open which of the two it was.
 REFUSED_REQUEST = (
@@ -153,7 +154,7 @@ class VerbsQueuePair(QueuePair):
         self._closed = False
         self._token = os.urandom(verbs_link.TOKEN_BYTES)
         self._psn = int.from_bytes(os.urandom(3), "little")
-        self._tag = int.from_bytes(os.urandom(4), "little") & _TAG_MASK
+        self._tagged = (int.from_bytes(os.urandom(4), "little") & _TAG_MASK) << 34
         self._peer: verbs_link.Address | None = None
         self._link: socket.socket | None = None
         self._send_failed = False
@@ -298,7 +299,7 @@ class VerbsQueuePair(QueuePair):
         if (
             length > MAX_LENGTH
             or (op == "send" and length > max_send_bytes)
-            or (op[-3:] in ("add", "wap") and remote_address % 8)
+            or (op in _ATOMICS and remote_address % 8)
         ):
             raise _malformed()
         largest = self._context.max_message_bytes
@@ -306,25 +307,24 @@ class VerbsQueuePair(QueuePair):
         with self._lock:
             if self._state != _RTS:
                 raise self._broken()
-            if (
-                self.sends_out >= max_send_wr
-                or self._send_posted - self._send_seen + pieces > self._depth
-            ):
+            posted = self._send_posted
+            if self.sends_out >= max_send_wr or posted - self._send_seen + pieces > self._depth:
                 raise self._send_queue_full(length, pieces)
             inline = (
-                op in _INLINE_OPS
-                and 0 < length <= self._inline_bytes
+                0 < length <= self._inline_bytes
+                and op in _INLINE_OPS
                 and self._regions.covers(lkey, local_address, length)
             )
             entry = _Entry(wr_id, op, local_address, length, lkey, pieces)
             self._sends.append(entry)
             at = 0
             try:
-                for _ in range(pieces):
-                    n = min(length - at, largest)
+                for i in range(pieces):
+                    n = min(length - at, largest) if pieces > 1 else length
                     self._templates.post_send(
-                        self._native, op, self._wr_id(self._send_posted, 0), local_address + at, n,
-                        lkey, remote_address + at & _U64, rkey, arg0, arg1, inline,
+                        self._native, op, self._tagged | (posted + i & _SEQUENCE_MASK) << 1,
+                        local_address + at, n, lkey, remote_address + at & _U64, rkey, arg0, arg1,
+                        inline,
                     )  # fmt: skip
                     self._send_posted += 1
                     at += n
@@ -346,7 +346,7 @@ class VerbsQueuePair(QueuePair):
                     f"the receive queue of queue pair {self.qp_num} is full",
                     hint="poll completions first",
                 )
-            tagged = self._wr_id(self._recv_posted, 1)
+            tagged = self._tagged | (self._recv_posted & _SEQUENCE_MASK) << 1 | 1
             self._receives.append(_Entry(wr_id, "recv", local_address, length, lkey, 1))
             try:
                 if length:
@@ -380,9 +380,6 @@ class VerbsQueuePair(QueuePair):
             f"the send queue of queue pair {self.qp_num} is full", hint="poll completions first"
         )
 
-    def _wr_id(self, sequence: int, is_receive: int) -> int:
-        return self._tag << 34 | (sequence & _SEQUENCE_MASK) << 1 | is_receive
-
     def _broken(self) -> QueuePairError:
         return QueuePairError(
             f"queue pair {self.qp_num} is not connected or in error", hint="open a new connection"
@@ -407,7 +404,7 @@ class VerbsQueuePair(QueuePair):
         is_receive = tagged & 1
         entries = self._receives if is_receive else self._sends
         seen = self._recv_seen if is_receive else self._send_seen
-        if not entries or tagged != self._wr_id(seen, is_receive):
+        if not entries or tagged != self._tagged | (seen & _SEQUENCE_MASK) << 1 | is_receive:
             return  # of a queue pair that had this number before, or flushed already
         if is_receive:
             self._recv_seen += 1
@@ -415,12 +412,13 @@ class VerbsQueuePair(QueuePair):
             self._send_seen += 1
         entry = entries[0]
         entry.pieces -= 1
-        if status != _SUCCESS and is_receive and self._state == _RTS:
-            # Nobody here has ended the pair, so the device did: it refused what the peer asked for,
-            # or sent.
-            self.fault = _FAULTS.get(status, REFUSED_REQUEST)
-        if status != _SUCCESS and entry.status == _SUCCESS:
-            entry.status = self._contract_status(entry, status)
+        if status != _SUCCESS:
+            if is_receive and self._state == _RTS:
+                # Nobody here has ended the pair, so the device did: it refused what the peer asked
+                # for, or sent.
+                self.fault = _FAULTS.get(status, REFUSED_REQUEST)
+            if entry.status == _SUCCESS:
+                entry.status = self._contract_status(entry, status)
         if entry.pieces == 0:
             entries.popleft()
             if is_receive:
