@@ -169,67 +169,15 @@ KD_CRC32C_WIDE_TARGET static inline __m128i kd_crc32c_fold128(__m128i x, __m128i
         _mm_xor_si128(_mm_clmulepi64_si128(x, k, 0x00), _mm_clmulepi64_si128(x, k, 0x11)), next);
 }
 
-/* Folds 256 bytes a step; the few bytes left over go the SSE4.2 way.  A processor that can start a
- * wide product every other cycle has its crc32 instruction idle meanwhile: of long data the last
- * third of each block goes through three lanes of that one at the same time. */
-enum {
-    KD_CRC32C_STEPS = 28,                                    /* of a block */
-    KD_CRC32C_STEP_LANE = 48,                                /* bytes of each lane in a step */
-    KD_CRC32C_LANE = KD_CRC32C_STEPS * KD_CRC32C_STEP_LANE,  /* bytes of a lane */
-    KD_CRC32C_WIDE = 256 * (KD_CRC32C_STEPS + 1),            /* bytes that are folded */
-    KD_CRC32C_BLOCK = KD_CRC32C_WIDE + 3 * KD_CRC32C_LANE + 8
-};
+/* What the processor's own prefetching, which ends with each page, comes too late for. */
+enum { KD_CRC32C_AHEAD = 8192 };
 
-/* The register after the four lanes of `x`. */
-KD_CRC32C_WIDE_TARGET static inline uint32_t kd_crc32c_fold_lanes(__m512i x) {
-    __m128i k = _mm_set_epi64x(kd_crc32c_power[2], kd_crc32c_power[3]);
-    __m128i y =
-        kd_crc32c_fold128(_mm512_extracti32x4_epi32(x, 0), k, _mm512_extracti32x4_epi32(x, 1));
-    y = kd_crc32c_fold128(y, k, _mm512_extracti32x4_epi32(x, 2));
-    y = kd_crc32c_fold128(y, k, _mm512_extracti32x4_epi32(x, 3));
-    uint64_t c = _mm_crc32_u64(0, (uint64_t)_mm_cvtsi128_si64(y));
-    return (uint32_t)_mm_crc32_u64(c, (uint64_t)_mm_extract_epi64(y, 1));
-}
-
-/* One block; `crc` and the result are registers, not inverted. */
-KD_CRC32C_WIDE_TARGET static uint32_t kd_crc32c_block(uint32_t crc, const uint8_t *p) {
-    __m512i x0 = _mm512_xor_si512(_mm512_loadu_si512(p),
-                                  _mm512_zextsi128_si512(_mm_cvtsi32_si128((int)crc)));
-    __m512i x1 = _mm512_loadu_si512(p + 64), x2 = _mm512_loadu_si512(p + 128),
-            x3 = _mm512_loadu_si512(p + 192);
-    __m512i k = kd_crc32c_fold_constant(2048);
-    const uint8_t *p0 = p + KD_CRC32C_WIDE, *p1 = p0 + KD_CRC32C_LANE, *p2 = p1 + KD_CRC32C_LANE;
-    uint64_t c0 = 0, c1 = 0, c2 = 0;
-    for (int step = 0; step < KD_CRC32C_STEPS; step++) {
-        p += 256;
-        x0 = kd_crc32c_fold(x0, k, _mm512_loadu_si512(p));
-        x1 = kd_crc32c_fold(x1, k, _mm512_loadu_si512(p + 64));
-        x2 = kd_crc32c_fold(x2, k, _mm512_loadu_si512(p + 128));
-        x3 = kd_crc32c_fold(x3, k, _mm512_loadu_si512(p + 192));
-        for (int i = 0; i < KD_CRC32C_STEP_LANE; i += 8) {
-            c0 = _mm_crc32_u64(c0, kd_crc32c_word(p0 + i));
-            c1 = _mm_crc32_u64(c1, kd_crc32c_word(p1 + i));
-            c2 = _mm_crc32_u64(c2, kd_crc32c_word(p2 + i));
-        }
-        p0 += KD_CRC32C_STEP_LANE;
-        p1 += KD_CRC32C_STEP_LANE;
-        p2 += KD_CRC32C_STEP_LANE;
-    }
-    k = kd_crc32c_fold_constant(512);
-    x0 = kd_crc32c_fold(kd_crc32c_fold(kd_crc32c_fold(x0, k, x1), k, x2), k, x3);
-    uint64_t shifted = kd_crc32c_shifted(kd_crc32c_fold_lanes(x0), 3 * KD_CRC32C_LANE / 8 + 1) ^
-                       kd_crc32c_shifted(c0, 2 * KD_CRC32C_LANE / 8 + 1) ^
-                       kd_crc32c_shifted(c1, KD_CRC32C_LANE / 8 + 1);
-    return (uint32_t)_mm_crc32_u64(c2, kd_crc32c_word(p2) ^ shifted);
-}
-
+/* Folds 256 bytes a step; the few bytes left over go the SSE4.2 way. */
 KD_CRC32C_WIDE_TARGET static uint32_t kd_crc32c_by_avx512(uint32_t crc, const void *data,
                                                           size_t n) {
     const uint8_t *p = (const uint8_t *)data;
-    for (; n >= KD_CRC32C_BLOCK; p += KD_CRC32C_BLOCK, n -= KD_CRC32C_BLOCK)
-        crc = ~kd_crc32c_block(~crc, p);
     if (n < 512)
-        return kd_crc32c_by_sse42(crc, p, n);
+        return kd_crc32c_by_sse42(crc, data, n);
     __m512i x0 = _mm512_xor_si512(_mm512_loadu_si512(p),
                                   _mm512_zextsi128_si512(_mm_cvtsi32_si128((int)~crc)));
     __m512i x1 = _mm512_loadu_si512(p + 64), x2 = _mm512_loadu_si512(p + 128),
@@ -238,6 +186,9 @@ KD_CRC32C_WIDE_TARGET static uint32_t kd_crc32c_by_avx512(uint32_t crc, const vo
     p += 256;
     n -= 256;
     while (n >= 256) {
+        if (n >= KD_CRC32C_AHEAD + 256)
+            for (int i = 0; i < 256; i += 64)
+                __builtin_prefetch(p + KD_CRC32C_AHEAD + i, 0, 3);
         x0 = kd_crc32c_fold(x0, k, _mm512_loadu_si512(p));
         x1 = kd_crc32c_fold(x1, k, _mm512_loadu_si512(p + 64));
         x2 = kd_crc32c_fold(x2, k, _mm512_loadu_si512(p + 128));
@@ -254,7 +205,14 @@ KD_CRC32C_WIDE_TARGET static uint32_t kd_crc32c_by_avx512(uint32_t crc, const vo
         p += 64;
         n -= 64;
     }
-    return kd_crc32c_by_sse42(~kd_crc32c_fold_lanes(x0), p, n);
+    __m128i k1 = _mm_set_epi64x(kd_crc32c_power[2], kd_crc32c_power[3]);
+    __m128i y =
+        kd_crc32c_fold128(_mm512_extracti32x4_epi32(x0, 0), k1, _mm512_extracti32x4_epi32(x0, 1));
+    y = kd_crc32c_fold128(y, k1, _mm512_extracti32x4_epi32(x0, 2));
+    y = kd_crc32c_fold128(y, k1, _mm512_extracti32x4_epi32(x0, 3));
+    uint64_t c = _mm_crc32_u64(0, (uint64_t)_mm_cvtsi128_si64(y));
+    c = _mm_crc32_u64(c, (uint64_t)_mm_extract_epi64(y, 1));
+    return kd_crc32c_by_sse42(~(uint32_t)c, p, n);
 }
 #endif
 
