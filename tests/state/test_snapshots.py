@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import struct
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -55,15 +57,19 @@ def test_what_was_written_comes_back(tmp_path: Path) -> None:
     manifest = written(tmp_path)
     assert snapshots.manifests(tmp_path) == (manifest,)
     for i, part in enumerate(manifest.parts):
-        reader = read(tmp_path, manifest, part)
-        assert (reader.executors, reader.vparts) == (2, (128 * i, 128 * i + 128))
-        found = list(reader)
-        del reader  # the bytes stay mapped
-        assert [s.head for s in found] == [{"of": n} for n in range(i, 9 * i)]
-        for section in found:
-            words = np.frombuffer(section.data, np.uint64)
-            assert words.tolist() == list(range(section.head["of"] * 7))
-            assert words.ctypes.data % 64 == 0
+        with read(tmp_path, manifest, part) as reader:
+            assert (reader.executors, reader.vparts) == (2, (128 * i, 128 * i + 128))
+            heads = []
+            for section in reader:
+                heads.append(section.head)
+                assert checked_words(section.data) == list(range(section.head["of"] * 7))
+            assert heads == [{"of": n} for n in range(i, 9 * i)]
+
+
+def checked_words(data: memoryview) -> list[int]:
+    words = np.frombuffer(data, np.uint64)
+    assert words.ctypes.data % 64 == 0
+    return words.tolist()
 
 
 def test_parts_without_a_manifest_are_no_snapshot(tmp_path: Path) -> None:
@@ -99,6 +105,49 @@ def test_a_truncated_part_is_refused(tmp_path: Path, caplog: pytest.LogCaptureFi
     left_out(tmp_path, caplog, "missing")
     with pytest.raises(StateDirectoryError, match="cannot be read"):
         read(tmp_path, manifest, manifest.parts[0])
+
+
+# In a process of its own: a file that is mapped and cut short ends its reader by a signal.
+CUT_SHORT = """
+import json, os, sys
+from pathlib import Path
+from kdirect.errors import StateDirectoryError
+from kdirect.state import snapshots
+from kdirect.state.batches import Part
+
+path, plan, how = Path(sys.argv[1]), sys.argv[2], sys.argv[4]
+part = Part.from_json(json.loads(sys.argv[3]))
+reader = snapshots.PartReader(path.parent, part, plan_hash=plan, batch=7)
+if how == "cut":
+    os.truncate(path, 0)
+else:
+    with open(path, "r+b") as file:
+        file.seek(part.size - 64)
+        file.write(bytes(8))
+try:
+    for section in reader:
+        sum(bytes(section.data))
+except StateDirectoryError as e:
+    print(e, e.hint)
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "what"), [("cut", "cut short while it was read"), ("write", "has changed")]
+)
+def test_a_part_that_changes_while_it_is_read_is_refused_by_name(
+    tmp_path: Path, how: str, what: str
+) -> None:
+    """It was mapped: what was cut off under it ended the process (SIGBUS)."""
+    manifest = written(tmp_path)
+    part = manifest.parts[1]
+    path = snapshots.snapshot_directory(tmp_path, 7) / part.file
+    given = json.dumps([part.file, part.first, part.last, part.size, part.crc])
+    found = subprocess.run(
+        [sys.executable, "-c", CUT_SHORT, path, PLAN, given, how], capture_output=True, text=True
+    )
+    assert found.returncode == 0, found.stderr
+    assert f"{path}: " in found.stdout and what in found.stdout and snapshots.OTHER in found.stdout
 
 
 def test_each_flipped_byte_of_a_part_is_found(tmp_path: Path) -> None:

@@ -359,13 +359,13 @@ class Executor:
         try:
             with self._parts(order.batch, wanted) as directory:
                 for given in wanted:
-                    part = snapshots.PartReader(
+                    with snapshots.PartReader(
                         directory, given, plan_hash=plan_hash, batch=order.batch
-                    )
-                    for section in part:
-                        self._observer.at(Step.RESTORE, order.batch)
-                        tools.state.restore(section, part.executors, part.vparts)
-                        self._heart.step()
+                    ) as part:
+                        for section in part:
+                            self._observer.at(Step.RESTORE, order.batch)
+                            tools.state.restore(section, part.executors, part.vparts)
+                            self._heart.step()
         except (StateLimitError, StateProtocolError):
             raise
         except StateError as e:

@@ -22,6 +22,7 @@ import contextlib
 import json
 import logging
 import mmap
+import os
 import shutil
 import struct
 from collections.abc import Callable, Iterator, Sequence
@@ -43,6 +44,7 @@ MAGIC = int.from_bytes(b"KDPART\0\0", "little")
 PART_VERSION = 2
 OTHER = "an older snapshot and the log are used instead; remove this one"
 WRITE_BYTES = 4 << 20  # are written at once; between two writes it is looked whether to go on
+READ_BYTES = 256 << 10  # are read at once to be checked: a cache holds them
 _FIXED = struct.Struct("<QIIQQ")
 _ALIGN = 64
 
@@ -133,66 +135,152 @@ def read_manifest(directory: Path) -> Manifest:
     return manifest
 
 
-def _checked(path: Path, part: Part) -> memoryview:
-    """Read a part once and compare it with its manifest; the file, mapped."""
-    try:
-        with open(path, "rb") as file:
-            size = path.stat().st_size
-            if size != part.size:
-                raise StateDirectoryError(
-                    f"{path}: {size} bytes, where the manifest says {part.size}", hint=OTHER
-                )
-            flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
-            mapped = mmap.mmap(file.fileno(), size, flags=flags, prot=mmap.PROT_READ)
-    except (OSError, ValueError) as e:
-        raise StateDirectoryError(f"{path}: the part cannot be read: {e}", hint=OTHER) from e
-    view = memoryview(mapped)
-    if crc32c(view) != part.crc:
-        raise StateDirectoryError(f"{path}: the CRC does not match the manifest", hint=OTHER)
-    return view
+class _Stretch(NamedTuple):
+    """A section with the padding after it, and what the CRC of the file is before and after it."""
+
+    head: dict[str, Any]
+    begin: int
+    size: int  # of the section
+    end: int
+    crc_before: int
+    crc_after: int
 
 
 class PartReader:
     """A part of a snapshot, checked as a whole when this is made: CRC, version, plan and batch.
 
-    Iterating gives its sections, whose bytes stay mapped as long as somebody has them."""
+    Iterating reads its sections, one after the other into the same memory, and checks each of them
+    again: the bytes of a section are valid until the next one is asked for.  Nothing is mapped, so
+    a file that is cut short meanwhile is an error and not a signal.  StateDirectoryError for
+    whatever is wrong with it.  `close` it, or use it as a context manager."""
 
     def __init__(self, directory: Path, part: Part, *, plan_hash: str, batch: int) -> None:
         self.path = directory / part.file
         self.vparts = part.first, part.last
-        view = _checked(self.path, part)
+        self._size = part.size
         try:
-            self.executors, self._sections = self._parsed(view, plan_hash, batch)
-        except FormatError as e:
-            raise StateDirectoryError(f"{self.path}: {e}", hint=OTHER) from e
+            self._file = open(self.path, "rb", buffering=0)  # noqa: SIM115 - closed by `close`
+        except OSError as e:
+            raise self._unreadable(e) from e
+        try:
+            self.executors, self._stretches = self._checked(part.crc, plan_hash, batch)
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> PartReader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Read no more."""
+        self._file.close()
 
     def __iter__(self) -> Iterator[Section]:
-        return iter(self._sections)
+        most = max((s.end - s.begin for s in self._stretches), default=0)
+        memory = memoryview(_anonymous(most))
+        for head, begin, size, end, before, after in self._stretches:
+            view = memory[: end - begin]
+            self._read(begin, view)
+            if crc32c(view, before) != after:
+                raise self._error("it has changed while it was read")
+            yield Section(head, view[:size])
 
-    def _parsed(self, view: memoryview, plan_hash: str, batch: int) -> tuple[int, list[Section]]:
-        if len(view) < _ALIGN:
+    def _checked(self, crc: int, plan_hash: str, batch: int) -> tuple[int, list[_Stretch]]:
+        """Compare the file with its manifest, then look what is in it."""
+        length = os.fstat(self._file.fileno()).st_size
+        if length != self._size:
+            raise self._error(f"{length} bytes, where the manifest says {self._size}")
+        executors, begin, sizes, broken = 0, 0, [], None
+        try:
+            executors, begin, sizes = self._parsed(plan_hash, batch)
+        except FormatError as e:
+            broken = e  # or damaged, which the CRC says
+        buffer = memoryview(bytearray(READ_BYTES))
+        found = self._crc(0, begin, 0, buffer)
+        stretches = []
+        for head, size in sizes:
+            end = _aligned(begin + size)
+            after = self._crc(begin, end, found, buffer)
+            stretches.append(_Stretch(head, begin, size, end, found, after))
+            begin, found = end, after
+        if self._crc(begin, self._size, found, buffer) != crc:
+            raise self._error("the CRC does not match the manifest")
+        if broken is not None:
+            raise self._error(str(broken)) from broken
+        return executors, stretches
+
+    def _parsed(self, plan_hash: str, batch: int) -> tuple[int, int, list[tuple[Any, int]]]:
+        """The executors that wrote the snapshot, where the sections begin, and what each of them
+        is, with its size."""
+        if self._size < _ALIGN:
             raise FormatError("this is no part of a snapshot: it is too short")
-        magic, version, _, length, _ = _FIXED.unpack_from(view)
+        magic, version, _, length, _ = _FIXED.unpack(self._bytes(0, _FIXED.size))
         if magic != MAGIC:
             raise FormatError("this is no part of a snapshot")
         if version != PART_VERSION:
             raise FormatError(f"a part of version {version}; this build reads {PART_VERSION}")
-        text = bytes(view[_ALIGN : _ALIGN + length])
+        text = self._bytes(_ALIGN, min(length, self._size - _ALIGN))
         head = strict.Members(strict.parse(text, "the head of the part"), "the head of the part")
         if (head.text("plan"), head.number("batch")) != (plan_hash, batch):
             raise FormatError("the part is of another plan or batch than its manifest")
         executors = head.number("executors", 1, VPARTS)
-        at, sections = _aligned(_ALIGN + length), []
+        first = at = _aligned(_ALIGN + length)
+        sections = []
         for item in head.items("sections"):
             if not isinstance(item, list) or len(item) != 2:
                 raise FormatError("a section of the part is not described")
-            size = strict.checked_number(item[1], 0, len(view) - at, "a section of the part")
-            sections.append(Section(item[0], view[at : at + size]))
+            size = strict.checked_number(item[1], 0, self._size - at, "a section of the part")
+            sections.append((item[0], size))
             at = _aligned(at + size)
         head.close()
-        if at != len(view):
+        if at != self._size:
             raise FormatError("the sections of the part do not fill it")
-        return executors, sections
+        return executors, first, sections
+
+    def _bytes(self, at: int, size: int) -> bytes:
+        data = bytearray(size)
+        self._read(at, memoryview(data))
+        return bytes(data)
+
+    def _crc(self, begin: int, end: int, crc: int, buffer: memoryview) -> int:
+        """The CRC of the file before `end`, from what it is before `begin`."""
+        for at in range(begin, end, len(buffer)):
+            piece = buffer[: end - at]
+            self._read(at, piece)
+            crc = crc32c(piece, crc)
+        return crc
+
+    def _read(self, at: int, view: memoryview) -> None:
+        """Fill `view` with the bytes of the file from `at` on."""
+        done = 0
+        while done < len(view):
+            try:
+                read = os.preadv(self._file.fileno(), [view[done:]], at + done)
+            except OSError as e:
+                raise self._unreadable(e) from e
+            if not read:
+                raise self._error(
+                    f"it ends at byte {at + done}, where the manifest says {self._size}: it was"
+                    " cut short while it was read"
+                )
+            done += read
+
+    def _unreadable(self, error: OSError) -> StateDirectoryError:
+        return self._error(f"the part cannot be read: {error}")
+
+    def _error(self, what: str) -> StateDirectoryError:
+        return StateDirectoryError(f"{self.path}: {what}", hint=OTHER)
+
+
+def _anonymous(size: int) -> mmap.mmap:
+    """Memory whose first touch is cheap."""
+    memory = mmap.mmap(-1, max(size, mmap.PAGESIZE))
+    with contextlib.suppress(OSError):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return memory
 
 
 def _aligned(position: int) -> int:
