@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
+import resource
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +33,58 @@ def test_attempts_are_remembered(tmp_path: Path) -> None:
         job.write_attempt(number)
         assert job.attempt == number
         job.close()
+
+
+@contextlib.contextmanager
+def no_room() -> Iterator[None]:
+    """Files of this process cannot grow."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_an_attempt_that_cannot_be_written_is_an_error_that_names_file_room_and_remedy(
+    tmp_path: Path,
+) -> None:
+    job = opened(tmp_path / "job")
+    job.write_attempt(1)
+    with no_room(), pytest.raises(StateDirectoryError) as raised:
+        job.write_attempt(2)
+    said = str(raised.value)
+    assert f"{tmp_path / 'job' / 'attempt'}: it cannot be written: " in said
+    assert re.search(r"\d+ KiB are free", said) and "make room" in raised.value.hint
+    assert job.attempt == 1
+    job.write_attempt(2)
+    job.close()
+    job = opened(tmp_path / "job")
+    assert job.attempt == 2
+    job.close()
+    assert not list((tmp_path / "job").glob("*.new"))
+
+
+def test_a_log_that_cannot_be_shortened_stays_whole_and_takes_no_other_line(tmp_path: Path) -> None:
+    log = LineLog(tmp_path / "log")
+    for number in range(3):
+        log.append({"number": number})
+    with no_room(), pytest.raises(StateDirectoryError, match=r"log: it cannot be .*KiB are free"):
+        log.keep([{"number": 2}])
+    with pytest.raises(StateDirectoryError, match="could not be replaced"):
+        log.append({"number": 3})
+    log.close()
+    log = LineLog(tmp_path / "log")
+    assert [entry["number"] for entry in log.entries] == [0, 1, 2]
+    log.append({"number": 3})
+    log.close()
+
+
+def test_a_job_that_finds_no_room_at_its_start_says_so(tmp_path: Path) -> None:
+    with no_room(), pytest.raises(StateDirectoryError, match="KiB are free") as raised:
+        opened(tmp_path / "job")
+    assert "make room" in raised.value.hint
+    opened(tmp_path / "job").close()
 
 
 def test_a_second_job_is_refused_and_told_of_the_first(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ nothing is left behind.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import resource
@@ -423,6 +424,36 @@ def test_a_log_that_cannot_be_appended_to_ends_the_job_without_loss(
             assert list(job) == []
         tables += until_end(broker.bootstrap_servers, directory=directory)
         jobs.assert_same(jobs.rows_of(tables), jobs.expected(session))
+
+
+@pytest.mark.parametrize("what", ["attempt", "batches.log", "manifest.json", "mark"])
+def test_a_file_of_the_job_that_cannot_be_written_ends_it_without_loss(
+    broker: Any, session: Session, seed: int, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, what: str,
+) -> None:  # fmt: skip
+    """`attempt` is written at the start, the others when the third snapshot is there."""
+    jobs.write(session, jobs.events(seed, RECORDS), 2)
+    directory = tmp_path / "job"
+    settings = {**SMALL, "snapshot_interval": 0}
+    sync = os.fsync
+
+    def full(fd: int) -> None:
+        if Path(os.readlink(f"/proc/self/fd/{fd}")).name.startswith(what + "."):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        sync(fd)
+
+    tables = []
+    with (
+        monkeypatch.context() as patched,
+        pytest.raises(StateDirectoryError, match=rf"{what}: .*No space.*KiB are free") as said,
+    ):
+        patched.setattr(os, "fsync", full)
+        with run(jobs.plan(), broker.bootstrap_servers, directory=directory, **settings) as job:
+            for _, table in job:
+                tables.append(table)
+    assert "make room" in said.value.hint
+    tables += until_end(broker.bootstrap_servers, directory=directory)
+    jobs.assert_same(jobs.rows_of(tables), jobs.expected(session))
 
 
 @pytest.mark.parametrize("room", ["200k", "5m"])

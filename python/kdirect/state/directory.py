@@ -41,29 +41,52 @@ FORMAT_VERSION = 1
 MEMORY_ROOT = Path("/dev/shm")
 
 
+RESTORE = "restore the file from a backup, or start a new job in an empty directory"
+MAKE_ROOM = "make room on this file system, or mend it, then run the job again: nothing is lost"
+
+
+def cannot_write(path: Path, error: OSError, what: str = "it") -> StateDirectoryError:
+    """The error of a file that could not be written, with the room on its file system."""
+    room = ""
+    with contextlib.suppress(OSError):
+        found = os.statvfs(path.parent)
+        room = f"; {found.f_bavail * found.f_frsize >> 10} KiB are free there"
+    why = error.strerror or error
+    return StateDirectoryError(f"{path}: {what} cannot be written: {why}{room}", hint=MAKE_ROOM)
+
+
 def sync_directory(path: Path) -> None:
-    """Put the names in a directory on disk."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    """Put the names in a directory on disk.  StateDirectoryError where that fails."""
     try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+    except OSError as e:
+        raise cannot_write(path, e, "the directory") from e
 
 
 @contextlib.contextmanager
 def replaced(path: Path) -> Iterator[Any]:
     """A binary file to write that takes the place of `path` when the block ends well, and leaves no
-    trace when it does not."""
-    fd, name = tempfile.mkstemp(prefix=path.name + ".", suffix=".new", dir=path.parent)
+    trace when it does not.  Its directory is made where it is missing.  StateDirectoryError, which
+    says how much room there is, where it cannot be written."""
+    name = None
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fd, name = tempfile.mkstemp(prefix=path.name + ".", suffix=".new", dir=path.parent)
         with os.fdopen(fd, "wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
         os.replace(name, path)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(name)
+    except BaseException as e:
+        if name is not None:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(name)
+        if isinstance(e, OSError):
+            raise cannot_write(path, e) from e
         raise
     sync_directory(path.parent)
 
@@ -87,9 +110,6 @@ def read_json(path: Path, what: str) -> dict[str, Any]:
     return value
 
 
-RESTORE = "restore the file from a backup, or start a new job in an empty directory"
-
-
 def _locked(root: Path) -> FileLock:
     """Keep other jobs out of a directory."""
     path = root / "lock"
@@ -100,9 +120,6 @@ def _locked(root: Path) -> FileLock:
             f"{root}: another job runs in this directory (process {holder_of(path)})",
             hint="stop it, or give this job a directory of its own",
         ) from None
-
-
-MAKE_ROOM = "make room on this file system, or mend it, then run the job again: nothing is lost"
 
 
 class LineLog:
@@ -139,9 +156,7 @@ class LineLog:
             self._write_whole(_line(entry))
         except OSError as e:
             self._take_back(before, e)
-            raise StateDirectoryError(
-                f"{self.path}: a line cannot be written: {e}", hint=MAKE_ROOM
-            ) from e
+            raise cannot_write(self.path, e, "a line") from e
         try:
             os.fsync(self._file.fileno())
         except OSError as e:
@@ -161,10 +176,16 @@ class LineLog:
             self._broken = f"its last line is torn: {error}"
 
     def keep(self, entries: list[dict[str, Any]]) -> None:
-        """Replace the whole log by `entries`."""
+        """Replace the whole log by `entries`.  StateDirectoryError where that fails: the log is as
+        it was or as it should be, which the next start finds out, and takes no other line."""
+        self._broken = "it could not be replaced by a shorter one"
         write_atomically(self.path, b"".join(_line(entry) for entry in entries))
         self._file.close()
-        self._file = open(self.path, "ab", buffering=0)  # noqa: SIM115
+        try:
+            self._file = open(self.path, "ab", buffering=0)  # noqa: SIM115
+        except OSError as e:
+            raise cannot_write(self.path, e) from e
+        self._broken = ""
         self._entries = list(entries)
 
     def close(self) -> None:

@@ -12,14 +12,13 @@ connection, and the coordinator writes and reads them: a snapshot is whole in it
 from __future__ import annotations
 
 import contextlib
-import os
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from kdirect.errors import StateDirectoryError, StateProtocolError
-from kdirect.state.directory import replaced
+from kdirect.errors import StateProtocolError
+from kdirect.state.directory import cannot_write, replaced, write_atomically
 
 MARK = "mark"
 FRAME_BYTES = 1 << 20
@@ -28,7 +27,7 @@ FRAME_BYTES = 1 << 20
 def leave_mark(root: Path) -> str:
     """Mark the directory of the snapshots, and return what was written."""
     mark = secrets.token_hex(16)
-    (root / MARK).write_text(mark)
+    write_atomically(root / MARK, mark.encode())
     return mark
 
 
@@ -57,13 +56,9 @@ class Arriving:
         self.path = path
         self.left = size
         self._stack = contextlib.ExitStack()
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = self._stack.enter_context(replaced(path))
-            if not size:
-                self._stack.close()
-        except OSError as e:
-            raise _cannot_write(path, e) from e
+        self._file = self._stack.enter_context(replaced(path))
+        if not size:
+            self._stack.close()
 
     def take(self, data: bytes) -> bool:
         """Write a frame; whether the file is whole and on disk now."""
@@ -73,12 +68,12 @@ class Arriving:
             )
         try:
             self._file.write(data)
-            self.left -= len(data)
-            if not self.left:
-                self._stack.close()
         except OSError as e:
             self.close()
-            raise _cannot_write(self.path, e) from e
+            raise cannot_write(self.path, e) from e
+        self.left -= len(data)
+        if not self.left:
+            self._stack.close()
         return not self.left
 
     def close(self) -> None:
@@ -89,10 +84,3 @@ class Arriving:
 
 class _GivenUpError(Exception):
     pass
-
-
-def _cannot_write(path: Path, error: OSError) -> StateDirectoryError:
-    return StateDirectoryError(
-        f"{path}: a part of a snapshot cannot be written: {os.strerror(error.errno or 0)}",
-        hint="make room for two snapshots of the state",
-    )

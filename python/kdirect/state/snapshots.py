@@ -78,8 +78,7 @@ def write_part(
 ) -> Part | None:
     """Write the sections of an executor, one of `executors`, that leads the virtual partitions of
     the range `vparts`; on disk when this returns.  `cancelled` is asked before each piece: once it
-    is true, nothing is left, and there is no part."""
-    directory.mkdir(parents=True, exist_ok=True)
+    is true, nothing is left, and there is no part.  StateDirectoryError where there is no room."""
     views = [memoryview(section.data).cast("B") for section in sections]
     head = json.dumps({
         "plan": plan_hash, "batch": batch, "executors": executors,

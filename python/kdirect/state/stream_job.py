@@ -145,20 +145,24 @@ class StateJob:
             max_restarts=options["max_restarts"],
         )
         self._token = new_token()
-        listener = ControlListener(options["listen_address"], self._token)
-        self._address = listener.address
-        return CoordinatorServer(
-            settings,
-            self._directory,
-            listener,
-            launcher=launcher,
-            executor_settings=self._executor_settings,
-            ends=self._ends,
-            start_timeout_s=options["start_timeout"] / 1000,
-            stall_timeout_s=options["stall_timeout"] / 1000,
-            broker_timeout_s=options["broker_timeout"] / 1000,
-            trigger_interval_s=options["trigger_interval"] / 1000,
-        )
+        with contextlib.ExitStack() as opened:
+            listener = ControlListener(options["listen_address"], self._token)
+            opened.callback(listener.close)
+            self._address = listener.address
+            server = CoordinatorServer(
+                settings,
+                self._directory,
+                listener,
+                launcher=launcher,
+                executor_settings=self._executor_settings,
+                ends=self._ends,
+                start_timeout_s=options["start_timeout"] / 1000,
+                stall_timeout_s=options["stall_timeout"] / 1000,
+                broker_timeout_s=options["broker_timeout"] / 1000,
+                trigger_interval_s=options["trigger_interval"] / 1000,
+            )
+            opened.pop_all()
+        return server
 
     def __enter__(self) -> StateJob:
         return self
