@@ -223,6 +223,7 @@ def test_a_job_that_stops_waits_for_its_snapshot_and_takes_no_other_of_what_wait
         said = messages.SnapshotDone(attempt=1, batch=0, executor=i, part=part)
         effects = driver.feed(said)
     assert kinds(effects) == [WriteManifest, Tell, Tell, Finish]
+    assert not effects[1].message.forget  # batch 1 is in no snapshot
 
 
 def test_a_bounded_job_ends_with_a_snapshot() -> None:
@@ -232,8 +233,14 @@ def test_a_bounded_job_ends_with_a_snapshot() -> None:
     assert effects[1].record.ranges == {A: Range(0, 2), B: Range(0, 3)}
     driver.done(7)
     effects = driver.feed(Handed(0), Asked(160), ends(9, 9))
-    assert [e.message.type for e in effects if isinstance(e, Tell)] == ["take_snapshot"] * 2
+    told = [e.message for e in effects if isinstance(e, Tell)]
+    assert [message.type for message in told] == ["take_snapshot"] * 2
     assert driver.job.phase is JobPhase.SNAPSHOT
+    for i, order in enumerate(told):
+        part = Part(file=order.file, first=128 * i, last=128 * i + 128, size=1, crc=1)
+        effects = driver.feed(messages.SnapshotDone(attempt=1, batch=0, executor=i, part=part))
+    assert kinds(effects) == [WriteManifest, Tell, Tell, Finish]
+    assert effects[1].message == messages.Stop(attempt=1, forget=True)
 
 
 def test_stopping_before_a_commit_leaves_the_output_for_the_next_start() -> None:

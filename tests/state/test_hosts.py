@@ -146,6 +146,27 @@ def test_parts_of_a_snapshot_travel_to_a_host_without_the_directory(
     jobs.assert_same(jobs.rows_of(tables), wanted)
 
 
+@pytest.mark.parametrize("how", ["ended", "temporary"])
+def test_state_on_another_host_goes_with_a_job_that_cannot_come_back(
+    broker: Any, session: Session, seed: int, tmp_path: Path, how: str
+) -> None:
+    """A job that ended in good order has all in its snapshot; a temporary one never comes back."""
+    jobs.write(session, jobs.events(seed, RECORDS), 2)
+    memory = tmp_path / "memory"
+    directory = tmp_path / "job" if how == "ended" else None
+    with run(
+        jobs.plan(), broker.bootstrap_servers, until="latest", directory=directory,
+        launcher=far_and_near(memory=str(memory)), **SMALL,
+    ) as job:  # fmt: skip
+        next(job)
+        assert {"job.json", "state-1"} <= set(os.listdir(memory))
+        if how == "ended":
+            assert len(list(job)) > 1
+        else:
+            job.close(stop=False)
+    assert not memory.exists()
+
+
 def test_settings_come_by_the_environment_or_standard_input() -> None:
     command = [sys.executable, "-m", "kdirect.state.executor"]
     settings = ExecutorSettings(

@@ -123,13 +123,55 @@ def test_what_others_put_there_is_not_touched(tmp_path: Path) -> None:
             MappedDirectory(foreign)
 
 
-def test_state_without_a_description_stays_and_an_empty_directory_goes(tmp_path: Path) -> None:
-    """A process that was killed while it made the directory, and executors of another host."""
-    name = f"kdirect-state-{os.getuid()}-"
-    for digit in "de":
-        MappedDirectory(tmp_path / (name + digit * 16)).close()
-    (tmp_path / (name + "d" * 16) / "state-0").touch()
-    assert sweep(tmp_path) == [tmp_path / (name + "e" * 16)]
+def test_a_directory_without_a_description_goes(tmp_path: Path) -> None:
+    """A process was killed while it made the directory."""
+    path = tmp_path / f"kdirect-state-{os.getuid()}-{'e' * 16}"
+    MappedDirectory(path).close()
+    assert sweep(tmp_path) == [path]
+
+
+def far_state(root: Path, digit: str, *, temporary: bool, age_s: float = 0) -> Path:
+    """State that executors left behind whose job has its directory on another host."""
+    path = root / f"kdirect-state-{os.getuid()}-{digit * 16}"
+    mapped = MappedDirectory(path)
+    mapped.belong(Owner(directory="/far", identity="x", temporary=temporary, far=True))
+    (path / "state-0").write_bytes(b"state")
+    mapped.close()
+    for file in path.iterdir():
+        os.utime(file, (time.time() - age_s,) * 2)
+    return path
+
+
+def test_state_of_jobs_of_other_hosts_goes_when_they_cannot_come_back_or_after_a_day(
+    tmp_path: Path,
+) -> None:
+    stays = far_state(tmp_path, "a", temporary=False, age_s=mapped_module.ABANDONED_S - 60)
+    old = far_state(tmp_path, "b", temporary=False, age_s=mapped_module.ABANDONED_S + 60)
+    # The executors of the next job on this host sweep.
+    temporary = far_state(tmp_path, "c", temporary=True)
+    assert not old.exists()
+    assert (stays / "state-0").exists() and (temporary / "state-0").exists()
+    assert sweep(tmp_path) == [temporary]
+
+
+def test_the_last_process_of_a_job_that_cannot_come_back_removes_its_state(tmp_path: Path) -> None:
+    for temporary in (True, False):
+        path = far_state(tmp_path, "a", temporary=temporary)
+        first, second = MappedDirectory(path), MappedDirectory(path)
+        first.leave()
+        assert (path / "state-0").exists()
+        second.leave()
+        assert path.exists() is not temporary
+
+
+def test_only_files_of_executors_are_removed(tmp_path: Path) -> None:
+    """A launcher may name a directory in which others keep files."""
+    mapped = MappedDirectory(tmp_path)
+    ours = ["job.json", "job.12.new", "lock-3", "state-12", "output-0.arrow", "output-0.new"]
+    for name in (*ours, "mine", "state-mine", "output-0.csv"):
+        (tmp_path / name).touch()
+    mapped.remove()
+    assert sorted(os.listdir(tmp_path)) == ["mine", "output-0.csv", "state-mine"]
 
 
 def test_a_directory_that_cannot_be_looked_at_says_nothing(

@@ -179,7 +179,8 @@ def _ask_ends(job: Job, *, pause: bool) -> tuple[Job, Effects]:
 
 
 def _end(job: Job, error: KdirectError | None) -> tuple[Job, Effects]:
-    stops = tuple(Tell(executor, Stop(attempt=job.attempt)) for executor in sorted(job.hellos))
+    stop = Stop(attempt=job.attempt, forget=error is None and job.is_all_in_snapshot)
+    stops = tuple(Tell(executor, stop) for executor in sorted(job.hellos))
     return replace(job, phase=Phase.ENDED), (*stops, Finish(error))
 
 

@@ -283,10 +283,14 @@ class JobDirectory:
         are removed."""
         if root is None and not MEMORY_ROOT.is_dir():
             return MappedDirectory(self.path / "executors")
-        owner = Owner(
+        return MappedDirectory.of_job(Path(root or MEMORY_ROOT), self.owner)
+
+    @property
+    def owner(self) -> Owner:
+        """What tells the mapped state of this job from that of others."""
+        return Owner(
             directory=str(self.path.resolve()), identity=self.identity, temporary=self.temporary
         )
-        return MappedDirectory.of_job(Path(root or MEMORY_ROOT), owner)
 
     def write_attempt(self, attempt: int) -> None:
         """Remember that the job was started once more."""

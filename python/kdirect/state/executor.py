@@ -30,7 +30,7 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +56,7 @@ from kdirect.state.exchange import Exchange, RdmaExchange, TcpExchange
 from kdirect.state.executor_state import Place, State, open_state, owners_of, page_memory
 from kdirect.state.heartbeat import LONGEST_INTERVAL_S, Heart
 from kdirect.state.kept import KeptState
+from kdirect.state.mapped import Owner
 from kdirect.state.snapshot_writer import SnapshotWriter
 
 log = logging.getLogger("kdirect.state")
@@ -166,6 +167,8 @@ class Executor:
         except BaseException as e:
             if connection is not None:
                 _report(connection, settings.executor, e)
+            elif isinstance(e, CoordinatorUnavailableError):
+                kept.end(forget=False)
             parts = (exchange, connection, kept) if executor is None else (executor,)
             for part in parts:
                 if part is not None:
@@ -195,6 +198,7 @@ class Executor:
         while True:
             message = self._next(timeout_s)
             if isinstance(message, messages.Stop):
+                self._kept.end(forget=message.forget)
                 return None
             result = self._treat(message)
             if result is not None:
@@ -285,6 +289,7 @@ class Executor:
             case messages.TakeSnapshot():
                 self._snapshot(order)
             case messages.Stop():
+                self._kept.end(forget=order.forget)
                 raise CoordinatorUnavailableError(
                     f"executor {self.settings.executor} was told to stop before it began: the job"
                     " has ended, or another process has taken its place"
@@ -303,6 +308,7 @@ class Executor:
         self._heart = Heart(
             self._say_working, options["heartbeat_interval_ms"] / 1000, time.monotonic
         )
+        self._kept.belong(replace(Owner(**options["owner"]), far=not self._sees_directory))
         self._session = connect(options["source"])
         state = self._open_state(welcome, fresh=welcome.cold or self._kept.header is None)
         only_read = sum(first == last for first, last in welcome.vparts)

@@ -23,7 +23,7 @@ from kdirect.state.arena import StateMemory
 from kdirect.state.batches import Phase, Progress, StateHeader
 from kdirect.state.header import read_header
 from kdirect.state.locks import FileLock, holder_of
-from kdirect.state.mapped import MappedDirectory
+from kdirect.state.mapped import MappedDirectory, Owner
 from kdirect.state.plan import Plan
 
 _BATCH, _AFTER = b"kdirect.batch", b"kdirect.after"
@@ -45,6 +45,7 @@ class KeptState:
         self._lock: FileLock | None = None
         self.header: StateHeader | None = None
         self._mapped = MappedDirectory(directory)
+        self._let_go = self._mapped.close
         try:
             self._lock = _locked(directory / f"lock-{executor}", executor)
             self.header = self._found()
@@ -96,12 +97,21 @@ class KeptState:
             view.release()
             mapped.close()
 
+    def belong(self, owner: Owner) -> None:
+        """Say whose files these are, where the coordinator has not."""
+        self._mapped.belong(owner)
+
+    def end(self, *, forget: bool) -> None:
+        """The job has ended for this process: what nobody can use any more goes at `close`; with
+        `forget`, all does, once no other process of this host uses the directory."""
+        self._let_go = self._mapped.remove if forget else self._mapped.leave
+
     def close(self) -> None:
-        """Unmap, and let another process in; the files stay."""
+        """Unmap, and let another process in; the files stay, unless `end` said otherwise."""
         self._unmap()
         if self._lock is not None:
             self._lock.close()
-        self._mapped.close()
+        self._let_go()
 
     def _unmap(self) -> None:
         memory, self._memory = self._memory, None
@@ -131,7 +141,7 @@ class KeptState:
 
     def _kept_output(self) -> tuple[int, Progress] | None:
         try:
-            with pa.memory_map(str(self._output)) as file:
+            with pa.OSFile(str(self._output), "rb") as file:
                 metadata = pa.ipc.open_stream(file).schema.metadata or {}
             return int(metadata[_BATCH]), Progress.from_json(json.loads(metadata[_AFTER]))
         except (OSError, KeyError, ValueError, pa.ArrowInvalid, FormatError):

@@ -6,15 +6,18 @@ What may not enter: what the executors' files in it say (`kdirect.state.kept`).
 
     <root>/kdirect-state-<uid>-<16 hex digits>/    mode 0700; the root is /dev/shm by default
         lock           shared (flock) by every process that uses the directory
-        job.json       the job's directory and identity, and whether the job is temporary
+        job.json       the job's directory and identity, whether the job is temporary, and whether
+                       that directory is on another host
         lock-N, state-N, output-N.arrow            of executor N
 
 Nothing here is needed for the job to be exact: what is removed is rebuilt from the last snapshot
-and the log.  The directory goes when its job stops and the snapshot has all (`remove`), and when
-the start of any job finds that its job cannot come back (`sweep`).  Whoever removes one holds its
-lock alone, so nothing goes that a live process uses, and of two sweeps one does it.  Only
-directories of this user are touched, and no symbolic link is followed: the root may be writable by
-everybody.
+and the log.  The directory goes when its job stops and the snapshot has all (`remove`), when the
+last process of a job that cannot come back leaves it (`leave`), and when the start of any job finds
+one of those (`sweep`).  Of a job whose directory is on another host, nobody here can say whether it
+comes back: what no process has used for a day goes.  Whoever removes one holds its lock alone, so
+nothing goes that a live process uses, and of two sweeps one does it.  Only directories of this user
+and files of these names are touched, and no symbolic link is followed: the root may be writable by
+everybody, and a launcher may name any directory.
 """
 
 from __future__ import annotations
@@ -28,8 +31,9 @@ import re
 import shutil
 import stat
 import tempfile
+import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from kdirect.errors import StateDirectoryError
@@ -41,22 +45,28 @@ LOCK, DESCRIPTION, IDENTITY = "lock", "job.json", "identity"
 TEMPORARY_PREFIX = "kdirect-state-"
 _LOCK_TIMEOUT_S = 10.0  # for a sweep that looks at the directory just now
 _NAME = re.compile(r"kdirect-state-(\d+)-[0-9a-f]{16}")
+_FILE = re.compile(r"lock|job\.json|job\.\d+\.new|(lock|state)-\d+|output-\d+\.(arrow|new)")
+ABANDONED_S = 24 * 3600  # without any process, for state whose job is on another host
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Owner:
     """Of which job mapped state is: the job's directory, and the random name in its file
-    ``identity``, which tells it from a job that was made later at the same path."""
+    ``identity``, which tells it from a job that was made later at the same path.  `far`: this host
+    does not see that directory."""
 
     directory: str
     identity: str
     temporary: bool
+    far: bool = False
 
     def may_come_back(self) -> bool:
         """Can the job be started again, so that it goes on with this state?  Asked while no process
         of it lives."""
         if self.temporary:
             return False
+        if self.far:
+            return True  # for all that is known here
         try:
             return (Path(self.directory) / IDENTITY).read_text().strip() == self.identity
         except (FileNotFoundError, NotADirectoryError):
@@ -89,6 +99,14 @@ class MappedDirectory:
         found.describe(owner)
         return found
 
+    def belong(self, owner: Owner) -> None:
+        """Describe the directory where the coordinator has not done so: on another host than its
+        own.  Sweeps the root before, as the coordinator does there."""
+        found = _owner(self.path)
+        if found is None or replace(found, far=owner.far) != owner:
+            sweep(self.path.parent)
+            self.describe(owner)
+
     def describe(self, owner: Owner) -> None:
         """Write whose state this is.  StateDirectoryError where there is no room."""
         path = self.path / DESCRIPTION
@@ -108,6 +126,11 @@ class MappedDirectory:
     def close(self) -> None:
         """Use it no more.  The files stay."""
         self._lock.close()
+
+    def leave(self) -> None:
+        """Use it no more, and remove it if no other process uses it and the job cannot come back."""
+        self._lock.close()
+        _clear(self.path)
 
     def remove(self) -> None:
         """Use it no more, and remove it with all files, if no other process uses it."""
@@ -129,21 +152,35 @@ def sweep(root: Path) -> list[Path]:
         match = _NAME.fullmatch(name)
         if match is None or int(match[1]) != os.getuid():
             continue
-        path = root / name
-        with _alone(path) as alone:
-            if not alone:
-                continue
-            owner = _owner(path)
-            if owner is not None and owner.may_come_back():
-                continue
-            if owner is None and any(file.startswith("state-") for file in os.listdir(path)):
-                continue  # of executors whose coordinator is on another host
-            if owner is not None and owner.temporary:
-                _remove_temporary(owner)
-            _remove(path)
-            log.info("%s: state that no job can use any more was removed", path)
-            removed.append(path)
+        if _clear(root / name):
+            removed.append(root / name)
     return removed
+
+
+def _clear(path: Path) -> bool:
+    """Remove a directory that no process uses, if its job cannot come back; whether it did."""
+    with _alone(path) as alone:
+        if not alone:
+            return False
+        owner = _owner(path)
+        if owner is not None:
+            is_abandoned = owner.far and _unused_s(path) > ABANDONED_S
+            if owner.may_come_back() and not is_abandoned:
+                return False
+            if owner.temporary:
+                _remove_temporary(owner)
+        _remove(path)
+        log.info("%s: state that no job can use any more was removed", path)
+        return True
+
+
+def _unused_s(path: Path) -> float:
+    """For how long no file was replaced there: executors replace their output at each batch."""
+    times = [0.0]
+    with contextlib.suppress(OSError):
+        files = (entry for entry in os.scandir(path) if entry.name != LOCK)  # written just now
+        times += [file.stat(follow_symlinks=False).st_mtime for file in files]
+    return time.time() - max(times)
 
 
 def _in_use(path: Path) -> FileLock:
@@ -183,14 +220,15 @@ def _owner(path: Path) -> Owner | None:
         found = Owner(**json.loads((path / DESCRIPTION).read_text()))
     except (OSError, ValueError, TypeError):
         return None
-    kinds = (type(found.directory), type(found.identity), type(found.temporary))
-    return found if kinds == (str, str, bool) else None
+    kinds = (found.directory, found.identity, found.temporary, found.far)
+    return found if tuple(map(type, kinds)) == (str, str, bool, bool) else None
 
 
 def _remove(path: Path) -> None:
     """Remove a directory whose lock this process holds alone; the lock's name goes last.  A process
     that waits for the lock sees that it is gone, and makes the directory again."""
-    for name in sorted(os.listdir(path), key=lambda name: name == LOCK):
+    names = filter(_FILE.fullmatch, os.listdir(path))
+    for name in sorted(names, key=lambda name: name == LOCK):
         with contextlib.suppress(OSError):
             os.unlink(path / name)
     with contextlib.suppress(OSError):

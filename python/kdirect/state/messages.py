@@ -271,10 +271,12 @@ class Failed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stop:
-    """The end: keep the files, close the channels, leave."""
+    """The end: close the channels, leave, and keep the files; with `forget`, remove them: the
+    directory of the job has all that its next start needs."""
 
     type: ClassVar[str] = "stop"
     attempt: int
+    forget: bool = False
 
 
 FromExecutor: TypeAlias = (
@@ -428,6 +430,7 @@ _READERS: dict[str, Any] = {
     "closed_before": lambda m, name: m.number(name),
     "now_us": lambda m, name: m.number(name),
     "emit": lambda m, name: m.boolean(name),
+    "forget": lambda m, name: m.boolean(name),
     "after": lambda m, name: Progress.from_json(m.take(name)),
     "rows_out": _not_negative,
     "counts": _counts,

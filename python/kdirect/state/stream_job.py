@@ -19,6 +19,7 @@ import contextlib
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -289,6 +290,7 @@ class StateJob:
         options = self._options
         return {
             "source": self._source,
+            "owner": asdict(self._directory.owner),
             "snapshots": str(self._directory.snapshots.resolve()),
             "snapshots_mark": part_transfer.leave_mark(self._directory.snapshots),
             "heartbeat_interval_ms": int(
