@@ -1,6 +1,7 @@
 """An executor as on another host, or one that is slow: a program for the tests.
 
 python far_executor.py far        does not see the directory of the job
+python far_executor.py elsewhere  is on another host
 python far_executor.py slow       takes 80 ms for each block that it reads
 """
 
@@ -9,7 +10,7 @@ from __future__ import annotations
 import sys
 import time
 
-from kdirect.state import part_transfer
+from kdirect.state import exchange, part_transfer
 from kdirect.state.batch_run import Observer, Step
 from kdirect.state.executor import main
 
@@ -24,4 +25,6 @@ if __name__ == "__main__":
     how = sys.argv[1]
     if how == "far":
         part_transfer.sees = lambda root, mark: False
+    if how == "elsewhere":
+        exchange.place = lambda: (b"another host 123", 1)
     sys.exit(main(Slow() if how == "slow" else None))

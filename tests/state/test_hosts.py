@@ -67,14 +67,14 @@ class Noting(LocalLauncher):
         return super().start(settings)
 
 
-def far_and_near(**of_executor_1: Any) -> Any:
+def far_and_near(how: str = "far", **of_executor_1: Any) -> Any:
     """A launcher whose executor 1 does not see the directory of the job and has other settings."""
 
     class Launcher:
         def start(self, settings: ExecutorSettings) -> LocalProcess:
             if settings.executor == 0:
                 return LocalLauncher().start(settings)
-            return launcher_of("far").start(replace(settings, **of_executor_1))
+            return launcher_of(how).start(replace(settings, **of_executor_1))
 
     return Launcher()
 
@@ -112,6 +112,20 @@ def test_an_address_of_another_host_cannot_be_listened_on(broker: Any, session: 
     session.admin.create_topic(jobs.TOPIC, 1)
     with pytest.raises(ConfigError, match=r"listen_address=192\.0\.2\.1: .*advertised_address"):
         run(jobs.plan(), broker.bootstrap_servers, listen_address="192.0.2.1")
+
+
+def test_shared_memory_between_hosts_is_refused(broker: Any, session: Session) -> None:
+    """Executors found it out, one after the other, and joined again until all starts were used."""
+    session.admin.create_topic(jobs.TOPIC, 1)
+    launcher = far_and_near("elsewhere")
+    with (
+        run(jobs.plan(), broker.bootstrap_servers, launcher=launcher, executors=2) as job,
+        pytest.raises(
+            ConfigError, match=r"provider=shm .*: executors 0 on 127.*, 1 on 127"
+        ) as said,
+    ):
+        next(job)
+    assert "provider=verbs" in said.value.hint and "exchange=tcp" in said.value.hint
 
 
 def test_parts_of_a_snapshot_travel_to_a_host_without_the_directory(

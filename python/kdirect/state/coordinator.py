@@ -58,7 +58,7 @@ from dataclasses import replace
 from typing import Any
 
 from kdirect import errors
-from kdirect.errors import KdirectError, StateError, StateProtocolError
+from kdirect.errors import ConfigError, KdirectError, StateError, StateProtocolError
 from kdirect.state import recovery
 from kdirect.state.batches import (
     NO_BATCH,
@@ -249,6 +249,7 @@ def _gathered(job: Job) -> tuple[Job, Effects]:
     executors = job.settings.executors
     if job.phase is not Phase.GATHERING or job.ends is None or len(job.hellos) < executors:
         return job, ()
+    _check_one_host(job)
     resume = recovery.decide(
         Situation(
             plan_hash=job.settings.plan.hash,
@@ -265,6 +266,18 @@ def _gathered(job: Job) -> tuple[Job, Effects]:
     effects = [Tell(i, _welcome(job, i, resume)) for i in range(executors)]
     effects += [Tell(i, _restore(job, i, resume)) for i in sorted(resume.cold)]
     return job, tuple(effects)
+
+
+def _check_one_host(job: Job) -> None:
+    """Shared memory reaches executors of one host (and one network namespace) only."""
+    over_shm = [hello for hello in job.hellos.values() if hello.address.get("exchange") == "shm"]
+    if len({str(hello.address.get("place")) for hello in over_shm}) > 1:
+        where = (f"{h.executor} on {h.host}" for h in sorted(over_shm, key=lambda h: h.executor))
+        raise ConfigError(
+            "provider=shm reaches executors of one host and network namespace, and those of this"
+            f" job are on several: executors {', '.join(where)}",
+            hint="use provider=verbs, or exchange=tcp",
+        )
 
 
 def _after(job: Job) -> Progress | None:

@@ -23,6 +23,7 @@ from kdirect.rdma import open_device
 from kdirect.rdma.channel import ChannelSet, Receiver, Sender
 from kdirect.rdma.contract import Access, Memory
 from kdirect.rdma.layout import DEFAULT_SLOT_BYTES, DEFAULT_SLOTS, FOOTER_BYTES
+from kdirect.rdma.shm_link import place
 from kdirect.state.tcp_channel import TcpDoor, TcpReceiver, TcpSender
 
 log = logging.getLogger("kdirect.state")
@@ -176,8 +177,10 @@ class RdmaExchange:
         self.sources: list[Any] = []
 
     def address(self) -> Address:
+        boot_id, namespace = place()
         return {
             "exchange": self.provider,
+            "place": [boot_id.hex(), namespace],  # where shm reaches, and nowhere else
             "senders": {str(i): _text(s.offer) for i, s in self.senders.items()},
             "receivers": {str(i): _text(r.offer) for i, r in self.receivers.items()},
         }

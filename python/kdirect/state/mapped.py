@@ -128,7 +128,7 @@ class MappedDirectory:
         self._lock.close()
 
     def leave(self) -> None:
-        """Use it no more, and remove it if no other process uses it and the job cannot come back."""
+        """Use it no more, and remove it if nobody else uses it and the job cannot come back."""
         self._lock.close()
         _clear(self.path)
 
