@@ -22,7 +22,7 @@ import pytest
 
 import kdirect
 from kdirect.client.session import Session
-from kdirect.errors import ConfigError, StateExchangeError
+from kdirect.errors import ConfigError, StateExchangeError, TimedOutError
 from kdirect.model import TopicPartition
 from kdirect.state import ExecutorSettings, messages, tcp_channel
 from kdirect.state.control import ControlConnection, connect
@@ -266,6 +266,49 @@ def test_one_that_is_stopped_is_replaced_and_changes_nothing_when_it_goes_on(
             process.end(5)
     assert len(tables) > 3
     jobs.assert_same(jobs.rows_of(tables), jobs.expected(session))
+
+
+def test_one_that_is_stopped_while_the_job_gathers_is_replaced(
+    broker: Any, session: Session, seed: int
+) -> None:
+    """It was waited for until start_timeout had passed, and that ended the job."""
+    jobs.write(session, jobs.events(seed, RECORDS), 2)
+    tables: list[pa.Table] = []
+    with run(
+        jobs.plan(),
+        broker.bootstrap_servers,
+        until="latest",
+        stall_timeout=HANG_S * 1000,
+        start_timeout=5 * HANG_S * 1000,
+        **SMALL,
+    ) as job:
+        for number, table in job:
+            tables.append(table)
+            if number == 0:
+                killed, stopped = (job.server.processes[i].pid for i in (0, 1))
+                os.kill(stopped, signal.SIGSTOP)
+                os.kill(killed, signal.SIGKILL)
+        pids = {process.pid for process in job.server.processes.values()}
+        assert not pids & {killed, stopped}
+    jobs.assert_same(jobs.rows_of(tables), jobs.expected(session))
+
+
+def test_one_that_never_comes_ends_the_job_by_name(broker: Any, session: Session) -> None:
+    session.admin.create_topic(jobs.TOPIC, 1)
+
+    class Sleeping(LocalLauncher):
+        def start(self, settings: ExecutorSettings) -> LocalProcess:
+            program = ("sleep", "100") if settings.executor else (sys.executable, PROGRAM, "far")
+            return LocalProcess(settings, program)
+
+    with run(
+        jobs.plan(), broker.bootstrap_servers, launcher=Sleeping(), start_timeout=4000, executors=2
+    ) as job:
+        with pytest.raises(
+            TimedOutError, match=r"executor 1 \(process \d+\) did not come within 4 s"
+        ):
+            next(job)
+        job.server.processes[1].end(0)
 
 
 def test_a_batch_that_is_longer_than_the_limit_is_no_hang(

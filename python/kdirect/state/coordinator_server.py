@@ -106,6 +106,7 @@ class CoordinatorServer:
         self._executor_settings = executor_settings
         self._ends = ends
         self._start_timeout_s = start_timeout_s
+        self._stall_timeout_s = stall_timeout_s
         self._watched = Watch(stall_timeout_s, time.monotonic)
         self._broker_timeout_s = broker_timeout_s
         self._no_broker_since: float | None = None
@@ -113,6 +114,8 @@ class CoordinatorServer:
         self._clock = clock
         self._processes: dict[int, ExecutorProcess] = {}
         self._starts: Counter[int] = Counter()  # of each executor's process
+        self._started_at: dict[int, float] = {}  # the newest one of each executor
+        self._came: set[int] = set()  # executors whose newest process has said hello
         # Those that have shown the token and not said hello, and until when they may.
         self._strangers: dict[ControlConnection, float] = {}
         self._connections: dict[int, ControlConnection] = {}
@@ -314,20 +317,36 @@ class CoordinatorServer:
                     continue
                 self._bury(executor, why)
             self._starts[executor] += 1
+            self._started_at[executor] = time.monotonic()
+            self._came.discard(executor)
             self._processes[executor] = self._launcher.start(
                 replace(self._executor_settings(executor), start=self._starts[executor])
             )
         if self._job.phase is not job.Phase.GATHERING:
             self._gathering_since = time.monotonic()
-        elif time.monotonic() - self._gathering_since > self._start_timeout_s:
-            missing = sorted(set(range(self._settings.executors)) - self._job.hellos.keys())
-            if not missing:
-                return  # what is missing are the ends of the topics
-            raise TimedOutError(
-                f"executors {missing} did not come within {self._start_timeout_s:.0f} s"
-                + (f"; before: {self._why}" if self._why else ""),
-                hint="look at their processes; start_timeout is the limit",
-            )
+            return
+        for executor in sorted(set(range(self._settings.executors)) - self._job.hellos.keys()):
+            self._miss(executor)
+
+    def _miss(self, executor: int) -> None:
+        """An executor has not come, or not come back.  After too long, one that was here before
+        hangs, and its process is parted with.  TimedOutError for one that never came."""
+        was_here = executor in self._came
+        limit = self._start_timeout_s
+        if was_here:
+            limit = min(limit, self._stall_timeout_s or limit)
+        since = max(self._gathering_since, self._started_at[executor])
+        if time.monotonic() - since <= limit:
+            return
+        name = self._processes[executor].name
+        if was_here:
+            self._bury(executor, f"{name} hangs: it did not come back within {limit:g} s")
+            return
+        raise TimedOutError(
+            f"{name} did not come within {limit:g} s"
+            + (f"; before: {self._why}" if self._why else ""),
+            hint="look at this process and its host; start_timeout is the limit",
+        )
 
     def _bury(self, executor: int, why: str) -> None:
         """See that a process is gone.  StateError if too many went without a batch in between."""
@@ -393,6 +412,7 @@ class CoordinatorServer:
                 old.close()
                 self._give_up_output()
             self._connections[hello.executor] = stranger
+            self._came.add(hello.executor)
             self._watched.heard(hello.executor)
         self._event(hello)
 
