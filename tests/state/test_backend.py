@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import random
 from decimal import Decimal
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kdirect.errors import ConfigError, FormatError, StateError
+from kdirect.errors import ConfigError, DeltaError, FormatError, StateError
 from kdirect.state import NoWindow, Sliding, Tumbling
 from kdirect.state.backend import Backend
 from kdirect.state.snapshots import Section
@@ -45,6 +46,27 @@ WINDOWS = [
     Tumbling(size_us=100), Sliding(size_us=100, slide_us=40), Sliding(size_us=90, slide_us=30),
     NoWindow(),
 ]  # fmt: skip
+
+
+def test_a_key_that_is_not_utf8_is_refused_and_binary_may_be_anything() -> None:
+    """It was merged, and came out in a table that no other program can read."""
+    for kind, refused in (("string", True), ("binary", False)):
+        schema = [("time", "int64"), ("b", "binary"), ("s", kind)]
+        plan = plan_of(schema, ["b", "s"], Tumbling(size_us=100), ["count"])
+        helper, leader = cluster_of(plan, 2)
+        update(helper, [{"time": 1, "b": b"\xff", "s": f"key {i}".encode()} for i in range(99)])
+        merged = said = 0
+        for page in helper.flush(1).pages:
+            view = (ctypes.c_char * page.length).from_address(page.address)
+            for bad in range(0x80, 0x100):
+                view.raw = view.raw.replace(b"key", bytes([bad]) + b"ey", 1)
+                try:
+                    merged += leader.merge(0, page.address, page.length)
+                except DeltaError as e:
+                    assert "executor 0" in str(e)
+                    said += "not UTF-8" in str(e)
+                view.raw = view.raw.replace(bytes([bad]) + b"ey", b"key", 1)
+        assert (said > 0, merged > 0) == (refused, not refused)
 
 
 HALVES = [(0, 128), (128, 256)]

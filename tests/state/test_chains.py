@@ -73,6 +73,40 @@ def pages_of(plan: Any, n: int = 100) -> list[bytes]:
     return [page for _, leader, page in cluster.flush(1) if leader == 0]
 
 
+NOT_UTF8 = [
+    b"\x80", b"\xbf", b"\xc0\x80", b"\xc1\xbf", b"\xc3", b"\xe0\x9f\xbf", b"\xed\xa0\x80",
+    b"\xf0\x8f\xbf\xbf", b"\xf4\x90\x80\x80", b"\xf5", b"\xff", b"\xe2\x82",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("plan", "text"), [(join(), b"vvvvvvvvv"), (join(), b"key 3"), (texts(), b"vvvvvvvvv")]
+)
+def test_text_that_is_not_utf8_is_refused(plan: Any, text: bytes) -> None:
+    """It was merged, and came out in a table that no other program can read."""
+    reasons = set()
+    for page in pages_of(plan, 30):
+        for at in range(0, len(text) - 3, 4):
+            for bad in (*NOT_UTF8, "aé".encode()[:2]):
+                forged = page.replace(text, text[:at] + bad + text[at + len(bad) :], 1)
+                state = Cluster(plan, 2).executors[0]
+                if len(forged) != len(page) or forged == page:
+                    continue
+                with pytest.raises(DeltaError, match="executor 1") as said:
+                    state.merge(1, forged)
+                assert not state.tables
+                reasons.add("UTF-8" in str(said.value))
+    # A changed key may belong to another leader, too.
+    assert True in reasons and (text.startswith(b"key") or False not in reasons)
+
+
+@pytest.mark.parametrize("text", ["é", "\u07ff", "\u0800", "\ud7ff", "\ue000", "\U00010000"])
+def test_text_that_is_utf8_is_merged(text: str) -> None:
+    page = next(page for page in pages_of(join()) if b"vvvvvvvvv" in page)
+    forged = page.replace(b"v" * len(text.encode()), text.encode())
+    assert Cluster(join(), 2).executors[0].merge(1, forged)
+
+
 def results(state: AppendState) -> list[str]:
     return sorted(str(r) for b in state.trigger(1 << 50) for r in b.to_pylist())
 

@@ -164,19 +164,38 @@ def test_event_times() -> None:
     [
         (lambda: workloads.named("nope"), "no workload 'nope'"),
         (lambda: workloads.named("ysb", colour=1), "does not take all of colour"),
-        (lambda: workloads.ro(keys=0), "0 keys"),
+        (lambda: workloads.ro(keys=0), "keys=0"),
         (lambda: workloads.ro(zipf=1.0, pareto=1.0), "both"),
         (lambda: workloads.ro(zipf=-1.0), "zipf=-1.0"),
         (lambda: EventTime(late_share=2), "no share"),
+        (lambda: workloads.nexmark(active_persons=0), "active_persons=0 is out of range"),
+        (lambda: workloads.nexmark(active_persons=-5), "active_persons=-5"),
+        (lambda: workloads.nexmark(hot_bidders=0), "hot_bidders=0"),
+        (lambda: workloads.nexmark(hot_bidders=1.5), "hot_bidders=1.5"),  # type: ignore[arg-type]
+        (lambda: workloads.nexmark(keys=0), "keys=0"),
+        (lambda: workloads.nexmark(session_gap="0 seconds"), "session"),
+        (lambda: workloads.cm(machines=0), "machines=0"),
+        (lambda: workloads.cm(jobs=0), "keys=0"),
+        (lambda: workloads.cm(window="0 seconds"), "window"),
+        (lambda: workloads.ysb(window="-1 seconds"), "window"),
         (lambda: EventTime(start_us=5, disorder_us=6), "before 1970"),
         (lambda: EventTime(step_us=-1), "out of range"),
-        (lambda: workloads.nexmark(hot_sellers=0), "below 1"),
+        (lambda: workloads.nexmark(hot_sellers=0), "hot_sellers=0"),
         (lambda: workloads.ysb().plan("t", "q9"), "it has ysb"),
     ],
 )
 def test_what_cannot_be_is_named(make: Any, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         make()
+
+
+def test_fields_of_one_name_in_two_streams_have_nothing_to_do_with_each_other() -> None:
+    """Event times of persons and auctions were late by the same, record by record."""
+    when = {"step_us": 0, "disorder_us": 1 << 40}
+    streams = workloads.nexmark(**when).streams.values()
+    times = [stream.records(0, 2000)["time"].astype(np.int64) for stream in streams]
+    for one, other in itertools.combinations(times, 2):
+        assert abs(np.corrcoef(one, other)[0, 1]) < 0.1
 
 
 # -- NEXMark ---------------------------------------------------------------------------------------

@@ -348,8 +348,12 @@ class AppendState:
             raise _misplaced(sender, "a row in it is of a window that is not open")
         if (self._latest(parsed) < parsed.times).any():
             raise _misplaced(sender, "an interval in it ends early")
+        if not parsed.has_keys_of(self.keys):
+            raise _misplaced(sender, "the strings of a key in it do not add up or are not UTF-8")
         if self.intervals and not self.cells.whole(parsed):
-            raise _misplaced(sender, "a value in it leads outside of its state")
+            raise _misplaced(
+                sender, "a value in it leads outside of its state or is text that is not UTF-8"
+            )
 
     def _latest(self, parsed: Any) -> np.ndarray:
         """The last event time of each tuple."""
@@ -478,8 +482,10 @@ class AppendState:
                 raise _misplaced(sender, "a key of another one is in it")
             if page.count and (self._latest(page) < page.times).any():
                 raise _misplaced(sender, "an interval in it ends early")
+            if not page.has_keys_of(self.keys):
+                raise _misplaced(sender, "the strings of a key do not add up or are not UTF-8")
             if self.intervals and not self.cells.whole(page):
-                raise _misplaced(sender, "a value leaves its state")
+                raise _misplaced(sender, "a value leaves its state or is text that is not UTF-8")
         for page in parsed:
             self._add(page, None)
 

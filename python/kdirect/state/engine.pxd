@@ -70,7 +70,8 @@ cdef extern from "page_run.h" nogil:
         int32_t time
     ctypedef struct kd_page:
         const uint16_t* owners
-        uint32_t self, sender, shape, key_words, fixed_words, strings, state_words, tuple_words
+        uint32_t self, sender, shape, key_words, fixed_words, strings, texts
+        uint32_t state_words, tuple_words
         int64_t least_bucket, most_bucket
         uint32_t inputs
         int has_seen

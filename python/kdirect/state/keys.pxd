@@ -16,5 +16,6 @@ cdef class KeyShape:
     cdef readonly uint32_t words       # of a key; 0: variable
     cdef readonly uint32_t fixed_words # of a key's columns that are not strings
     cdef readonly uint32_t strings
+    cdef readonly uint32_t texts       # bit c: string c is UTF-8
     cdef list _columns
     cdef KeyBlock c_encode(self, list arrays, uint32_t n, bint hashed)

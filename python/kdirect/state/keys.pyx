@@ -130,11 +130,14 @@ cdef class KeyShape:
         self.types = tuple(type_ for _, type_ in fields)
         self.nullable = nullable
         self._columns = [_Column(name, type_) for name, type_ in fields]
-        self.strings = sum(c.words == 0 for c in self._columns)
+        strings = [c for c in self._columns if c.words == 0]
+        self.strings = len(strings)
         bits = [c for c in self._columns if c.null_word is None] if nullable else []
         if len(bits) > 64 or self.strings > MOST_STRINGS:
             raise ConfigError("a key has at most 64 columns, 16 of them strings",
                               hint="group by fewer columns")
+        texts = (pa.string(), pa.large_string())
+        self.texts = sum(1 << i for i, column in enumerate(strings) if column.type in texts)
         for bit, column in enumerate(bits):
             column.bit = bit
         self.fixed_words = bool(bits) + sum(c.words for c in self._columns)

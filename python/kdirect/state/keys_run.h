@@ -9,6 +9,8 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "utf8_run.h"
+
 #include "table_run.h"
 
 #define KD_CANONICAL_NAN 0x7FF8000000000000ULL
@@ -193,6 +195,28 @@ static void kd_hash_rows(const kd_keys *k, uint32_t key_words, uint32_t n, uint6
         const uint64_t *key = kd_key_of(k, i);
         out[i] = kd_hash_words(key, key_words ? key_words : kd_variable_words(key[0]));
     }
+}
+
+/* The strings of a key add up. */
+KD_INLINE int kd_key_is_whole(const uint64_t *key, uint32_t strings, uint32_t fixed_words) {
+    const uint8_t *unused;
+    for (uint32_t c = 0; c < strings; c++)
+        if (kd_string_of(key, strings, fixed_words, c, &unused) < 0)
+            return 0;
+    return 1;
+}
+
+/* The strings c of a whole key with bit c in `texts` are UTF-8. */
+KD_INLINE int kd_key_is_text(const uint64_t *key, uint32_t strings, uint32_t fixed_words,
+                             uint32_t texts) {
+    const uint8_t *bytes;
+    for (uint32_t c = 0; texts >> c; c++)
+        if (texts >> c & 1) {
+            const int64_t length = kd_string_of(key, strings, fixed_words, c, &bytes);
+            if (!kd_is_utf8(bytes, (uint64_t)length))
+                return 0;
+        }
+    return 1;
 }
 
 #endif

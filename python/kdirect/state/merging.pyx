@@ -37,7 +37,7 @@ cdef extern from "snapshot_run.h" nogil:
     enum:
         KD_ENTRY_CUT, KD_ENTRY_KEY, KD_ENTRY_FOREIGN, KD_ENTRY_TWICE
     ctypedef struct kd_section:
-        uint32_t state_words, key_words, strings, fixed_words, first, last, self
+        uint32_t state_words, key_words, strings, fixed_words, texts, first, last, self
         const uint16_t* owners
         int has_seen
         uint64_t unseen
@@ -57,9 +57,10 @@ FAULTS = (
     "it names another sender", "it belongs to another plan", "its count of entries is wrong",
     "an entry lies in a window that is closed or too far ahead", "the length of a key is wrong",
     "a key belongs to another executor", "it is not aligned to words",
+    "a string in a key is not UTF-8",
 )
 ENTRY_FAULTS = {
-    KD_ENTRY_CUT: "is cut off", KD_ENTRY_KEY: "has a key whose strings do not add up",
+    KD_ENTRY_CUT: "is cut off", KD_ENTRY_KEY: "has a key whose strings do not add up or are no text",
     KD_ENTRY_FOREIGN: "is of a virtual partition that is none of its part's",
     KD_ENTRY_TWICE: "has a key that was there before",
 }
@@ -78,6 +79,7 @@ cdef class MergingEngine(Engine):
         form.shape = self.layout.check
         form.key_words = self.keys.words
         form.fixed_words, form.strings = self.keys.fixed_words, self.keys.strings
+        form.texts = self.keys.texts
         form.state_words = self.layout.delta_words
         form.tuple_words = self.layout.tuple_words
         form.inputs = self.tuple_form.inputs
@@ -295,6 +297,7 @@ cdef class MergingEngine(Engine):
             cells[i].offset = layout.codes[i][2]
         section.state_words, section.key_words = layout.words, self.keys.words
         section.strings, section.fixed_words = self.keys.strings, self.keys.fixed_words
+        section.texts = self.keys.texts
         section.first, section.last = vparts
         section.owners, section.self = self.route.owners, self.lane
         section.has_seen, section.unseen = self.layout.has_seen, 0

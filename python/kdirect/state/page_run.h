@@ -78,13 +78,14 @@ static void kd_finish_page(uint8_t *page, uint64_t used, int kind, uint32_t send
 
 enum {
     KD_OK, KD_BAD_HEADER, KD_BAD_LENGTH, KD_BAD_SENDER, KD_BAD_SHAPE, KD_BAD_COUNT, KD_BAD_BUCKET,
-    KD_BAD_KEY, KD_BAD_PARTITION, KD_BAD_ALIGNMENT
+    KD_BAD_KEY, KD_BAD_PARTITION, KD_BAD_ALIGNMENT, KD_BAD_TEXT
 };
 
 typedef struct {
     const uint16_t *owners;
     uint32_t self, sender, shape, key_words;
     uint32_t fixed_words, strings;      /* of keys of variable length */
+    uint32_t texts;                     /* bit c: string c of a key must be UTF-8 */
     uint32_t state_words, tuple_words;  /* heads of entries and of tuples */
     int64_t least_bucket, most_bucket;
     uint32_t inputs;                    /* of a tuple: its first bytes say which are valid */
@@ -94,15 +95,6 @@ typedef struct {
     uint64_t rows;
     int unseen; /* some entry has a seen bit that is not set, or some tuple a null */
 } kd_page;
-
-/* The strings of a key add up. */
-KD_INLINE int kd_key_is_whole(const uint64_t *key, uint32_t strings, uint32_t fixed_words) {
-    const uint8_t *unused;
-    for (uint32_t c = 0; c < strings; c++)
-        if (kd_string_of(key, strings, fixed_words, c, &unused) < 0)
-            return 0;
-    return 1;
-}
 
 /* Checks the page of `length` bytes, all of it, before anything is used.  `from` gets the address
  * of each head, `buckets` and `hash` those of each entry, `offsets` where its key begins, in words
@@ -148,6 +140,8 @@ static int kd_check_page(kd_page *p, const uint8_t *page, uint64_t length, uint6
             words = kd_variable_words(key[0]);
             if (words > (uint64_t)(end - key) || !kd_key_is_whole(key, p->strings, p->fixed_words))
                 return KD_BAD_KEY;
+            if (!kd_key_is_text(key, p->strings, p->fixed_words, p->texts))
+                return KD_BAD_TEXT;
         }
         buckets[n] = (int64_t)at[0];
         if (buckets[n] < p->least_bucket || buckets[n] > p->most_bucket)

@@ -6,6 +6,7 @@ cdef extern from "rows_run.h" nogil:
         int kind
         uint32_t width
         uint32_t at
+        uint32_t utf8
 
     ctypedef struct kd_row_shape:
         uint32_t columns

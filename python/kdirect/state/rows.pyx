@@ -62,6 +62,7 @@ cdef class RowShape:
             self.c.column[i].kind = kind
             self.c.column[i].width = width
             self.c.column[i].at = at
+            self.c.column[i].utf8 = pa.types.is_string(type_) or pa.types.is_large_string(type_)
             self.c.strings += kind == KD_ROW_STRING
             at += <uint32_t>width
         self.c.fixed_bytes = at

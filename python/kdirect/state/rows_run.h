@@ -16,12 +16,15 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "utf8_run.h"
+
 enum { KD_ROW_BOOL, KD_ROW_FIXED, KD_ROW_STRING };
 
 typedef struct {
     int kind;
     uint32_t width; /* bytes within the fixed part */
     uint32_t at;    /* where they lie in it */
+    uint32_t utf8;  /* whether a string must be UTF-8 */
 } kd_row_column;
 
 typedef struct {
@@ -130,7 +133,8 @@ static void kd_row_encode(const kd_row_shape *s, const kd_row_source *from, cons
     }
 }
 
-/* Words of the row at `row`, if it lies within `most` words and its lengths say so; else -1. */
+/* Words of the row at `row`, if it lies within `most` words, its lengths say so, and its text is
+ * UTF-8; else -1. */
 static int64_t kd_row_fits(const kd_row_shape *s, const uint8_t *row, uint64_t most) {
     uint64_t bytes = s->fixed_bytes;
     if (bytes > most * 8)
@@ -138,7 +142,19 @@ static int64_t kd_row_fits(const kd_row_shape *s, const uint8_t *row, uint64_t m
     for (uint32_t c = 0; c < s->columns && s->strings; c++)
         if (s->column[c].kind == KD_ROW_STRING)
             bytes += kd_row_u32(row + s->column[c].at);
-    return bytes > most * 8 ? -1 : (int64_t)((bytes + 7) >> 3);
+    if (bytes > most * 8)
+        return -1;
+    const uint8_t *string = row + s->fixed_bytes;
+    for (uint32_t c = 0; c < s->columns && s->strings; c++) {
+        const kd_row_column *k = &s->column[c];
+        if (k->kind != KD_ROW_STRING)
+            continue;
+        const uint32_t length = kd_row_u32(row + k->at);
+        if (k->utf8 && !kd_is_utf8(string, length))
+            return -1;
+        string += length;
+    }
+    return (int64_t)((bytes + 7) >> 3);
 }
 
 /* Column c of the rows at `row` (NULL: a row of nulls).  `valid` gets a byte a row.  Fixed columns

@@ -44,6 +44,7 @@ enum { KD_ENTRY_CUT = -1, KD_ENTRY_KEY = -2, KD_ENTRY_FOREIGN = -3, KD_ENTRY_TWI
 /* What entries must be, and who reads them. */
 typedef struct {
     uint32_t state_words, key_words, strings, fixed_words;
+    uint32_t texts;         /* bit c: string c of a key must be UTF-8 */
     uint32_t first, last;   /* they belong to virtual partitions [first, last) */
     const uint16_t *owners; /* of each virtual partition; only those of `self` are listed */
     uint32_t self;
@@ -68,7 +69,8 @@ static int64_t kd_check_entries(kd_section *s, const uint64_t *data, uint64_t *a
         if (!words) {
             if (key[0] > left * 8 || (words = kd_variable_words(key[0])) > left - s->state_words)
                 return KD_ENTRY_CUT;
-            if (!kd_key_is_whole(key, s->strings, s->fixed_words))
+            if (!kd_key_is_whole(key, s->strings, s->fixed_words) ||
+                !kd_key_is_text(key, s->strings, s->fixed_words, s->texts))
                 return KD_ENTRY_KEY;
         }
         const uint64_t h = kd_hash_words(key, words), vpart = h >> 56;

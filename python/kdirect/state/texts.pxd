@@ -17,6 +17,7 @@ cdef extern from "texts_run.h" nogil:
     ctypedef struct kd_text:
         uint32_t kind, input, offset, words
         uint64_t width
+        uint32_t utf8
 
     ctypedef struct kd_text_input:
         const uint8_t* bytes

@@ -90,6 +90,7 @@ cdef class TextCells:
             self.cells[i].offset = at
             self.cells[i].words = len(words)
             self.cells[i].width = _width(kind)
+            self.cells[i].utf8 = pa.types.is_string(arrow_type(kind))
             at += len(words)
             initial += words
         self.words = at - first

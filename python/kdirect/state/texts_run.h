@@ -36,6 +36,7 @@ typedef struct {
     uint32_t offset; /* words from the state's position */
     uint32_t words;
     uint64_t width; /* of every value; 0: they differ */
+    uint32_t utf8;  /* whether values are text */
 } kd_text;
 
 /* One column: value r is at `bytes + r * width`, or from offsets[r] to offsets[r + 1]. */
@@ -358,6 +359,8 @@ static int kd_text_fits(const kd_text *cells, uint32_t count, const uint64_t *wo
             uint64_t length = kd_text_u32(tail + at);
             at += 4;
             if (bytes - at < length || (a->width ? length != a->width : length > KD_LONGEST_TEXT))
+                return 0;
+            if (a->utf8 && !kd_is_utf8(tail + at, length))
                 return 0;
             at += length;
         }

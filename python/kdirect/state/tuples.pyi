@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from kdirect.state.arena import PageMemory
-from kdirect.state.keys import KeyBlock
+from kdirect.state.keys import KeyBlock, KeyShape
 from kdirect.state.rows import RowBlock, RowShape
 
 LONGEST_ROW_BYTES: int
@@ -37,6 +37,7 @@ class ChainShape:
     def sides(self) -> int: ...
 
 class ParsedPage:
+    def has_keys_of(self, shape: KeyShape) -> bool: ...
     @property
     def count(self) -> int: ...
     @property

@@ -19,7 +19,7 @@ from libc.string cimport memset
 from kdirect.errors import DeltaError, StateLimitError
 
 from kdirect.state.arena cimport PageMemory
-from kdirect.state.keys cimport KeyBlock
+from kdirect.state.keys cimport KeyBlock, KeyShape
 from kdirect.state.layout cimport (
     PAGE_AT_COUNT,
     PAGE_AT_KIND,
@@ -33,6 +33,10 @@ from kdirect.state.layout cimport (
     PAGE_VERSION,
 )
 from kdirect.state.rows cimport RowBlock, RowShape
+
+cdef extern from "keys_run.h" nogil:
+    int kd_key_is_whole(const uint64_t* key, uint32_t strings, uint32_t fixed_words)
+    int kd_key_is_text(const uint64_t* key, uint32_t strings, uint32_t fixed_words, uint32_t texts)
 
 cdef enum:
     MOST_PAGE_BYTES = 1 << 24
@@ -68,6 +72,19 @@ cdef class ChainShape:
 
 cdef class ParsedPage:
     """The tuples of a page.  `sources` are the addresses of the words of their rows."""
+
+    def has_keys_of(self, KeyShape shape):
+        """Whether the strings of all keys add up, and are UTF-8 where they are text."""
+        cdef const uint64_t* key
+        cdef uint32_t i
+        if not shape.strings:
+            return True
+        for i in range(self.count):
+            key = self.keys.words + self.keys.offsets[i]
+            if not kd_key_is_whole(key, shape.strings, shape.fixed_words) or \
+                    not kd_key_is_text(key, shape.strings, shape.fixed_words, shape.texts):
+                return False
+        return True
 
     def buckets_of(self):
         """[(bucket, rows)]: the tuples of each bucket; rows are None if all are of one."""
@@ -117,7 +134,7 @@ def parse_page(ChainShape shape, page, sender):
                             &buckets[0], &key_at[0], &hashes[0], &words[0], &times[0], &flags[0],
                             <const uint8_t**>&sources[0])
     if n != <object>count or (<const uint64_t*>(p + PAGE_AT_ROWS))[0] != <uint64_t>n:
-        raise _forged(sender, "a length in it leads outside of it")
+        raise _forged(sender, "a length in it leads outside of it, or its text is not UTF-8")
     return _parsed(shape, copied, count, (b, k, h, w, t, f, s))
 
 

@@ -21,13 +21,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from kdirect.errors import ConfigError
 from kdirect.format.fixed_layout import FixedLayout
 from kdirect.state.aggregates import Aggregate
 from kdirect.state.plan import AggregatePlan, JoinPlan
 from kdirect.state.windows import Session, Tumbling, duration_us
 from kdirect.workloads.generate import Filler
-from kdirect.workloads.workload import EventTime, Keys, Stream, Workload
+from kdirect.workloads.workload import EventTime, Keys, Stream, Workload, check_number
 
 BID = FixedLayout.of("bidder:int64", "auction:int64", "price:float64", "time:timestamp(ms)")
 PERSON = FixedLayout.of(
@@ -88,7 +87,7 @@ class House:
     hot_auctions: int
     hot_bidders: int
     hot_sellers: int
-    session_gap: str
+    session: Session
 
     @property
     def persons(self) -> tuple[int, int, int]:
@@ -165,10 +164,6 @@ class House:
 
     # -- queries -----------------------------------------------------------------------------------
 
-    @property
-    def _session(self) -> Session:
-        return Session(gap_us=duration_us(self.session_gap, "session_gap"))
-
     def nb7(self, read: Any) -> AggregatePlan:
         return AggregatePlan(
             input=read("bid"),
@@ -193,7 +188,7 @@ class House:
             right=read("person"),
             left_keys=("bidder",),
             right_keys=("id",),
-            window=self._session,
+            window=self.session,
             columns=((0, "bidder", "bidder"), (0, "auction", "auction"), (0, "price", "price")),
         )
 
@@ -201,7 +196,7 @@ class House:
         return AggregatePlan(
             input=read("bid"),
             keys=("bidder",),
-            window=self._session,
+            window=self.session,
             aggregates=(Aggregate(kind="count"),),
         )
 
@@ -225,20 +220,25 @@ def nexmark(
 
     `hot_auctions` and so on: one of so many is not hot; 1 means that none is.  `step_us` is the
     time between two events of any stream."""
-    if min(hot_auctions, hot_bidders, hot_sellers) < 1:
-        raise ConfigError("a ratio of hot ids is below 1", hint="give 1 or more")
     if active_persons is None:
         active_persons = EVERYBODY if paper else ACTIVE_PERSONS
+    for name, value in (
+        ("hot_auctions", hot_auctions), ("hot_bidders", hot_bidders), ("hot_sellers", hot_sellers),
+        ("active_persons", active_persons),
+    ):  # fmt: skip
+        check_number(name, value, 1, EVERYBODY)
+    check_number("step_us", step_us, 0, EVERYBODY)
+    skewed = Keys(range=keys, zipf=zipf, pareto=pareto)
     house = House(
         when=EventTime(step_us=step_us, **times),
         of_epoch=(1, 4, 4) if paper else (1, 3, 46),
-        skewed=Keys(range=keys, zipf=zipf, pareto=pareto) if zipf or pareto else None,
+        skewed=skewed if zipf or pareto else None,
         active_persons=active_persons,
         lead=0 if paper else LEAD,
         hot_auctions=1 if paper else hot_auctions,
         hot_bidders=1 if paper else hot_bidders,
         hot_sellers=1 if paper else hot_sellers,
-        session_gap=session_gap,
+        session=Session(gap_us=duration_us(session_gap, "session_gap")),
     )
     streams = (
         ("bid", BID, house.fill_bid, house.bids),

@@ -18,7 +18,14 @@ from kdirect.state.plan import AggregatePlan
 from kdirect.state.windows import NoWindow, Tumbling, Window, duration_us
 from kdirect.workloads.auctions import nexmark
 from kdirect.workloads.generate import Filler
-from kdirect.workloads.workload import EventTime, Keys, Stream, Workload
+from kdirect.workloads.workload import (
+    MOST_KEYS,
+    EventTime,
+    Keys,
+    Stream,
+    Workload,
+    check_number,
+)
 
 YSB = FixedLayout.of(
     "user:int64",
@@ -66,6 +73,7 @@ def ysb(
     """Views by campaign in tumbling windows.  `keys` campaigns; `times` are those of EventTime."""
     campaigns = Keys(range=keys, zipf=zipf, pareto=pareto)
     when = EventTime(**times)
+    spans = Tumbling(size_us=duration_us(window, "window"))
 
     def fill(filler: Filler) -> None:
         filler.uniform("user", 0, 1 << 40)
@@ -83,7 +91,7 @@ def ysb(
         return AggregatePlan(
             input=given,
             keys=("campaign",),
-            window=Tumbling(size_us=duration_us(window, "window")),
+            window=spans,
             aggregates=(Aggregate(kind="count"),),
         )
 
@@ -104,6 +112,8 @@ def cm(
     """The mean CPU of each job in tumbling windows; few jobs have most of the tasks."""
     of_job = Keys(range=jobs, zipf=zipf if pareto is None else None, pareto=pareto)
     when = EventTime(**times)
+    spans = Tumbling(size_us=duration_us(window, "window"))
+    check_number("machines", machines, 1, MOST_KEYS)
 
     def fill(filler: Filler) -> None:
         filler.times("time", when)
@@ -123,7 +133,7 @@ def cm(
         return AggregatePlan(
             input=read("cm"),
             keys=("job",),
-            window=Tumbling(size_us=duration_us(window, "window")),
+            window=spans,
             aggregates=(Aggregate(kind="avg", column="cpu"),),
         )
 

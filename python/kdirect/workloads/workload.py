@@ -20,7 +20,16 @@ from kdirect.state.plan import AggregatePlan, Input, JoinPlan
 from kdirect.workloads.generate import Filler
 
 PIECE_BYTES = 512 << 10  # of records whose fields are filled in turn: they stay in a cache
+MOST_KEYS = (1 << 53) - 1  # a double has them all
 START_US = 1_700_000_000_000_000  # 14 November 2023, 22:13:20 UTC
+
+
+def check_number(name: str, value: Any, least: int, most: int) -> None:
+    """ConfigError, which names the option, unless `value` is a whole number from least to most."""
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        raise ConfigError(
+            f"{name}={value!r} is out of range", hint=f"give a whole number, {least} to {most}"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,8 +45,7 @@ class EventTime:
 
     def __post_init__(self) -> None:
         for name in ("start_us", "step_us", "disorder_us", "late_by_us"):
-            if not 0 <= getattr(self, name) <= 1 << 62:
-                raise ConfigError(f"{name} {getattr(self, name)} is out of range", hint="give more")
+            check_number(name, getattr(self, name), 0, 1 << 62)
         if not 0 <= self.late_share <= 1:
             raise ConfigError(f"late_share {self.late_share} is no share", hint="give 0 to 1")
         if self.start_us < self.disorder_us + self.late_by_us:
@@ -56,8 +64,7 @@ class Keys:
     pareto: float | None = None
 
     def __post_init__(self) -> None:
-        if not 0 < self.range < 1 << 53:
-            raise ConfigError(f"a range of {self.range} keys", hint="give 1 to 2^53")
+        check_number("keys", self.range, 1, MOST_KEYS)
         if self.zipf is not None and self.pareto is not None:
             raise ConfigError("keys are both Zipf and Pareto", hint="choose one of them")
         for name, exponent in (("zipf", self.zipf), ("pareto", self.pareto)):
@@ -105,7 +112,9 @@ class Stream:
         if count == 0:
             return rows
         piece = PIECE_BYTES // self.layout.size + 1
-        with Filler(rows.view(np.uint8), self.layout, self.seed, first, step) as filler:
+        # The name, too: fields of one name in two streams have nothing to do with each other.
+        seed = (self.name, self.seed)
+        with Filler(rows.view(np.uint8), self.layout, seed, first, step) as filler:
             for start in range(0, count, piece):
                 filler.go(start, min(piece, count - start))
                 self.fill(filler)
