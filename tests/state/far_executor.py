@@ -3,14 +3,16 @@
 python far_executor.py far        does not see the directory of the job
 python far_executor.py elsewhere  is on another host
 python far_executor.py slow       takes 80 ms for each block that it reads
+python far_executor.py slow-part  takes 3 s for its part of a snapshot, 250 ms for each piece
 """
 
 from __future__ import annotations
 
+import itertools
 import sys
 import time
 
-from kdirect.state import exchange, part_transfer
+from kdirect.state import exchange, part_transfer, snapshots
 from kdirect.state.batch_run import Observer, Step
 from kdirect.state.executor import main
 
@@ -25,6 +27,16 @@ if __name__ == "__main__":
     how = sys.argv[1]
     if how == "far":
         part_transfer.sees = lambda root, mark: False
+    if how == "slow-part":
+        snapshots.WRITE_BYTES = 256
+        crc = snapshots.crc32c
+        left = itertools.repeat(0.25, 12)
+
+        def slowly(piece: memoryview, before: int) -> int:
+            time.sleep(next(left, 0))
+            return crc(piece, before)
+
+        snapshots.crc32c = slowly
     if how == "elsewhere":
         exchange.place = lambda: (b"another host 123", 1)
     sys.exit(main(Slow() if how == "slow" else None))

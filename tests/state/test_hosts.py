@@ -336,6 +336,28 @@ def cpu_ticks(pid: int) -> int:
     return int(fields[11]) + int(fields[12])
 
 
+def test_a_stop_waits_for_a_part_that_takes_longer_than_the_limit(
+    broker: Any, session: Session, seed: int, tmp_path: Path
+) -> None:
+    """The thread that writes it gets on, and the one that says so waits for nothing else."""
+    jobs.write(session, jobs.events(seed, RECORDS), 2)
+    with run(
+        jobs.plan(),
+        broker.bootstrap_servers,
+        directory=tmp_path / "job",
+        until="latest",
+        launcher=launcher_of("slow-part"),
+        stall_timeout=1000,
+        executors=1,
+    ) as job:
+        next(job)
+        began = time.monotonic()
+        assert list(job) == []  # commits, and the job ends with a snapshot
+        assert time.monotonic() - began > 2.5
+        assert job.server.attempt == 1
+    assert len(list((tmp_path / "job" / "snapshots").glob("*/manifest.json"))) == 1
+
+
 def test_executors_that_have_nothing_to_do_cost_nothing(
     broker: Any, session: Session, seed: int
 ) -> None:

@@ -83,6 +83,16 @@ def test_mapped_state_goes_with_a_job_that_stops_in_good_order(
     jobs.assert_same(jobs.rows_of(tables), jobs.expected(session))
 
 
+def test_executors_do_not_import_pandas(broker: Any, session: Session, seed: int) -> None:
+    """pyarrow did at the first block of each process, for a third of a second."""
+    jobs.write(session, jobs.events(seed, RECORDS), 2)
+    with run(jobs.plan(), broker.bootstrap_servers, **SMALL) as job:
+        next(job)
+        for process in job.server.processes.values():
+            maps = Path(f"/proc/{process.pid}/maps").read_text()
+            assert "pyarrow" in maps and "pandas" not in maps
+
+
 def test_the_next_job_removes_what_a_killed_one_left(
     broker: Any, session: Session, seed: int, tmp_path: Path
 ) -> None:
