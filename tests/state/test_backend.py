@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kdirect.errors import ConfigError, DeltaError, FormatError, StateError
-from kdirect.state import NoWindow, Sliding, Tumbling
+from kdirect.state import NoWindow, Sliding, Tumbling, snapshot_rows
 from kdirect.state.backend import Backend
 from kdirect.state.snapshots import Section
 from kdirect.state.table import index_log
@@ -290,17 +290,21 @@ def test_a_damaged_snapshot_is_refused_and_leaves_nothing_usable(
             backend_of(plan).restore(Section(wrong, words), written_by, (0, 256))
 
 
-def test_many_keys_in_stretches_of_an_index_come_back() -> None:
+def test_many_keys_in_stretches_of_an_index_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In sections of a bounded size: a reader has one after the other in the same memory."""
     plan = plan_of(SCHEMA, ["i"], NoWindow(), ["count"])
     backend, n = backend_of(plan), 60_000
     values = {"i": pa.array(np.arange(n) * 7919)}
     backend.update(values, n, time_us=np.zeros(n, np.int64))
     backend.update(values, n, time_us=np.zeros(n, np.int64))
     assert sum(b.num_rows for b in backend.trigger()) == n
-    (section,) = backend.snapshot()
+    monkeypatch.setattr(snapshot_rows, "SECTION_BYTES", 100_000)
+    sections = backend.snapshot()
     assert index_log(n) > 18 + 1  # so there is more than one stretch
+    assert len(sections) > 9 and max(s.data.nbytes for s in sections) <= 100_000
+    assert {s.head["entries"] for s in sections} == {n}
     other = backend_of(plan)
-    assert other.restore(section, 1, (0, 256)) == n
+    assert sum(other.restore(section, 1, (0, 256)) for section in sections) == n
     assert other.trigger() == []  # none of them has changed since
     other.update(values, n, time_us=np.zeros(n, np.int64))
     rows = pa.Table.from_batches(other.trigger())

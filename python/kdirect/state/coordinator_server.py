@@ -130,16 +130,21 @@ class CoordinatorServer:
         self._tables: dict[int, pa.Table] = {}
         self._output: tuple[int, pa.Table] | None = None
         self._finished: job.Finish | None = None
+        self._job, effects = self._opened_job()
+        self._carry_out(effects)
+
+    def _opened_job(self) -> tuple[job.Job, job.Effects]:
+        """The job as its directory says."""
+        directory = self._directory
         records = [BatchRecord.from_json(entry) for entry in directory.batches.entries]
         last = directory.commits.last
-        self._job, effects = coordinator.open_job(
-            settings,
+        return coordinator.open_job(
+            self._settings,
             attempt=directory.attempt,
             records={record.number: record for record in records},
             committed=None if last is None else Commit.from_json(last),
             manifests=snapshots.manifests(directory.snapshots),
         )
-        self._carry_out(effects)
 
     @property
     def attempt(self) -> int:

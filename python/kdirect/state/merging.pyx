@@ -52,6 +52,8 @@ cdef extern from "keys_run.h" nogil:
 cdef enum:
     PIECE_ROWS = 4096
 
+MOST_RESERVED = 1 << 32  # entries; a table that cannot be so large begins with a small one
+
 FAULTS = (
     "", "its header is not that of a page of this version", "its length is wrong",
     "it names another sender", "it belongs to another plan", "its count of entries is wrong",
@@ -60,7 +62,8 @@ FAULTS = (
     "a string in a key is not UTF-8",
 )
 ENTRY_FAULTS = {
-    KD_ENTRY_CUT: "is cut off", KD_ENTRY_KEY: "has a key whose strings do not add up or are no text",
+    KD_ENTRY_CUT: "is cut off",
+    KD_ENTRY_KEY: "has a key whose strings do not add up or are not UTF-8",
     KD_ENTRY_FOREIGN: "is of a virtual partition that is none of its part's",
     KD_ENTRY_TWICE: "has a key that was there before",
 }
@@ -305,7 +308,8 @@ cdef class MergingEngine(Engine):
             return 0
         self.c_slot(bucket)
         table = self.table(bucket)
-        table.reserve(min(entries, end // (layout.words + max(1, self.keys.words))), end * 8)
+        most = min(entries, MOST_RESERVED)
+        table.reserve(most, most * 8 * (layout.words + max(1, self.keys.words)))
         packed = np.empty(PIECE_ROWS * max(1, self.keys.words), np.uint64)
         with nogil:
             while at < end:

@@ -1,8 +1,10 @@
 """The states of a plan with cells as sections of a snapshot, and back.
 
-A section is the table of one window: {"bucket": its number, "entries": how many} and the entries
-with all lanes, states and keys, as they lie in the log (`kdirect.state.state_rows`).  Pure but for
-the tables that are copied and filled.
+A section is of the table of one window: {"bucket": its number, "entries": how many the table has}
+and entries with all lanes, states and keys, as they lie in the log (`kdirect.state.state_rows`).
+Entries of a fixed length are dealt to sections of some MiB, so that a reader needs no more memory,
+and uses it again: memory that is touched for the first time costs more than what is done with it.
+Pure but for the tables that are copied and filled.
 """
 
 from __future__ import annotations
@@ -15,15 +17,22 @@ from kdirect.state import state_rows
 from kdirect.state.snapshots import Section
 from kdirect.state.strict import Members
 
+SECTION_BYTES = 2 << 20
+
 
 def snapshot_rows(backend: Any) -> list[Section]:
-    """A section for each window that has keys.  It is a copy: the state may change at once."""
+    """The sections of each window that has keys.  A copy: the state may change at once."""
     found = []
     for bucket in sorted(backend.engine.slots):
         table = backend.engine.table(bucket)
         if len(table):
             head = {"bucket": bucket, "entries": len(table)}
-            found.append(Section(head, state_rows.entries_of(table)))
+            words = state_rows.entries_of(table)
+            whole = len(words)  # entries of different lengths are not told apart here
+            if backend.keys.words:
+                entry = backend.layout.words + backend.keys.words
+                whole = max(1, SECTION_BYTES // 8 // entry) * entry
+            found += [Section(head, words[at : at + whole]) for at in range(0, len(words), whole)]
     return found
 
 
