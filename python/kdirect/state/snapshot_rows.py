@@ -28,7 +28,7 @@ def snapshot_rows(backend: Any) -> list[Section]:
         if len(table):
             head = {"bucket": bucket, "entries": len(table)}
             words = state_rows.entries_of(table)
-            whole = len(words)  # entries of different lengths are not told apart here
+            whole = len(words)  # where one entry of many lengths ends is not known here
             if backend.keys.words:
                 entry = backend.layout.words + backend.keys.words
                 whole = max(1, SECTION_BYTES // 8 // entry) * entry
