@@ -93,10 +93,12 @@ def test_executors_do_not_import_pandas(broker: Any, session: Session, seed: int
             assert "pyarrow" in maps and "pandas" not in maps
 
 
-def test_the_next_job_removes_what_a_killed_one_left(
-    broker: Any, session: Session, seed: int, tmp_path: Path
+@pytest.mark.parametrize("everybody", [True, False])
+def test_what_a_killed_job_left_is_removed(
+    broker: Any, session: Session, seed: int, tmp_path: Path, everybody: bool
 ) -> None:
-    """A temporary job, killed with all its processes: its directory goes too."""
+    """A temporary job, whose directory goes too.  Where all its processes were killed, the next job
+    does it, else the last executor, when it finds the coordinator gone."""
     jobs.write(session, jobs.events(seed, RECORDS), 2)
     code = (
         "import sys; from kdirect.state.stream_job import run; from tests.state import jobs\n"
@@ -116,10 +118,18 @@ def test_the_next_job_removes_what_a_killed_one_left(
     (left,) = tmp_path.iterdir()
     with run(jobs.plan(), broker.bootstrap_servers, executors=1, state_memory=str(tmp_path)):
         assert (left / "state-0").exists()  # its processes live
+    executors = executors_of(left)
+    for pid in executors if everybody else ():
+        os.kill(pid, signal.SIGSTOP)  # they shall not notice
     first.kill()
+    for pid in executors if everybody else ():
+        os.kill(pid, signal.SIGKILL)
     first.communicate()
     wait_until(lambda: not executors_of(left), "the executors ended", LIMIT_S)
-    assert directory.exists()
+    if everybody:
+        assert directory.exists()
+    else:
+        wait_until(lambda: not left.exists(), "the last executor removed it", LIMIT_S)
     with run(jobs.plan(), broker.bootstrap_servers, executors=1, state_memory=str(tmp_path)):
         assert not left.exists()
         assert not directory.exists()
