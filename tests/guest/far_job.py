@@ -229,7 +229,7 @@ def run_job(session: Any, servers: str, here: str, kind: str, say: Any) -> dict[
         for number, table in job:
             say("log batch", number, table.num_rows, "attempt", job.server.attempt)
             batches.append(number)
-            far_had_state.append(job.server.headers[1] is not None)
+            far_had_state.append(job.server._job.hellos[1].header is not None)
             found.update(job_kind.rows(table))
             if kind == "aggregate" and number in (0, 2):
                 far = job.server.processes[1]

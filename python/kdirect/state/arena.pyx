@@ -301,10 +301,6 @@ cdef class PageMemory:
             raise ValueError(f"no page lies at {address:#x}")
         return self._chunk_of[start], position
 
-    @property
-    def free_pages(self):
-        return len(self._free)
-
 
 cdef class Log:
     """A chain of segments that is appended to: `c.tail` to `c.end` is free to write.

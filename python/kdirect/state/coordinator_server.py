@@ -34,7 +34,7 @@ from kdirect.errors import (
     TimedOutError,
 )
 from kdirect.state import coordinator, job, messages, part_transfer, snapshots
-from kdirect.state.batches import BatchRecord, Commit, Partition, Range, StateHeader
+from kdirect.state.batches import BatchRecord, Commit, Partition, Range
 from kdirect.state.control import ControlConnection, ControlListener
 from kdirect.state.directory import JobDirectory
 from kdirect.state.executor import ExecutorSettings
@@ -150,11 +150,6 @@ class CoordinatorServer:
     def attempt(self) -> int:
         """How many times the job was started or went on after a loss."""
         return self._job.attempt
-
-    @property
-    def headers(self) -> dict[int, StateHeader | None]:
-        """What each executor that has joined had of the state when it did; None: nothing."""
-        return {executor: hello.header for executor, hello in self._job.hellos.items()}
 
     @property
     def needs_mapped_state(self) -> bool:

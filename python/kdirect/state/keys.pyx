@@ -105,18 +105,6 @@ cdef class KeyBlock:
                 kd_hash_rows(&self.c, self.key_words, self.rows, &view[0])
         return out
 
-    def with_buckets(self, buckets):
-        """The same keys, each in the bucket of its row (int64)."""
-        cdef const int64_t[::1] view = buckets
-        cdef KeyBlock other = KeyBlock.__new__(KeyBlock)
-        if view.shape[0] != self.rows:
-            raise ValueError("every row has one bucket")
-        other.c, other.rows, other.key_words = self.c, self.rows, self.key_words
-        other.c.bucket = &view[0] if self.rows else NULL
-        other.c.bucket_stride = 1
-        other._owners = (self._owners, buckets)
-        return other
-
 
 cdef class KeyShape:
     """The form of keys of the columns `fields`, [(name, Arrow type)].

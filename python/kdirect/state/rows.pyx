@@ -83,11 +83,6 @@ cdef class RowShape:
             shape.c.column[0].at = words * 8 - 8
         return shape
 
-    @property
-    def least_words(self):
-        """Words of a row whose strings are empty."""
-        return (self.c.fixed_bytes + 7) // 8
-
     def decode(self, addresses):
         """Arrow arrays of the rows at `addresses` (uint64; 0 is a row of nulls)."""
         cdef const uint64_t[::1] at = np.ascontiguousarray(addresses, np.uint64)
