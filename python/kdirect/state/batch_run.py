@@ -93,6 +93,8 @@ class Tools:
     epoch_bytes: int
     block_rows: int
     leading: leader.Leading
+    # By peer: the number of the first buffer of the epoch that comes from it.
+    begins: dict[int, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -117,27 +119,39 @@ class BatchRun:
         self._inputs = {given.topic: (side, given) for side, given in enumerate(tools.plan.inputs)}
         self._sources: dict[Partition, TopicSource] = {}
         self._blocks: dict[Partition, Iterator[Block]] = {}
-        self._began: dict[int, int] = {}  # by peer: number of the first buffer of its epoch
         self._sending: int | None = None  # the epoch that is on its way
         self._waits_for_completions = False
 
     def run(self) -> BatchResult:
         """Run the batch; the state is that after it, and the result is kept."""
+        try:
+            scheduler.run(self.begin(), self._sleep)
+        finally:
+            self.close()
+        return self.result
+
+    def begin(self) -> list[scheduler.Task]:
+        """Begin the batch, and return its tasks.  `run` gives them their turns; a simulation does
+        so itself, and calls `close` when all have ended or none is to go on."""
         start, tools = self._start, self._tools
         tools.state.begin_batch(start)
         self._tell(start)
-        tasks = [
+        return [
             self._read(),
             *(self._send(peer) for peer in tools.exchange.senders),
             *(self._receive(peer) for peer in tools.exchange.receivers),
         ]
-        try:
-            scheduler.run(tasks, self._sleep)
-        finally:
-            for source in self._sources.values():
-                source.close()
+
+    @property
+    def result(self) -> BatchResult:
+        """What the batch put out; all its tasks have ended."""
         assert self._result.done is not None
         return self._result
+
+    def close(self) -> None:
+        """Leave the topics."""
+        for source in self._sources.values():
+            source.close()
 
     def _sleep(self) -> None:
         exchange = self._tools.exchange
@@ -322,25 +336,30 @@ class BatchRun:
         """Treat the present buffer of a peer as the leader decides.  Whether its batch has ended,
         or the buffer belongs to the next one."""
         self._tools.stepped()
-        flags, batch = receiver.flags, receiver.batch
-        first = self._began.setdefault(peer, receiver.sequence)
+        flags, batch, tools = receiver.flags, receiver.batch, self._tools
+        number = receiver.sequence - tools.begins.get(peer, 0)
+        is_of_attempt = receiver.attempt == self._start.attempt
         clock = None
-        if flags & FLAG_END_OF_BATCH and batch == self._start.batch:
-            dealt = deal_partitions(self._start.clock, self._tools.readers)
+        if flags & FLAG_END_OF_BATCH and is_of_attempt and batch == self._start.batch:
+            dealt = deal_partitions(self._start.clock, tools.readers)
             theirs = dealt[peer] if peer < len(dealt) else ()
             clock = clocks.unpack(bytes(receiver.payload), theirs, peer_name(peer)).entries
-        if flags & (FLAG_END_OF_EPOCH | FLAG_END_OF_BATCH):
-            self._began[peer] = receiver.sequence + 1
         page = leader.Page(
             sender=peer,
             attempt=receiver.attempt,
             batch=batch,
             epoch=receiver.epoch,
-            sequence=receiver.sequence - first,
+            sequence=number,
             ends_epoch=bool(flags & FLAG_END_OF_EPOCH),
             clock=clock,
         )
-        return not self._tell(page) or clock is not None
+        if not self._tell(page):
+            return True
+        # A buffer that has come before has a number below 0, or ends nothing.
+        ends = flags & (FLAG_END_OF_EPOCH | FLAG_END_OF_BATCH)
+        if ends and is_of_attempt and number >= 0:
+            tools.begins[peer] = tools.begins.get(peer, 0) + number + 1
+        return clock is not None
 
     def _tell(self, event: leader.Event) -> bool:
         """Take an event to the leader's machine and carry out what it decides.  False: the buffer

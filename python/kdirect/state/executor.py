@@ -29,7 +29,7 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -235,8 +235,7 @@ class Executor:
                 return messages.decode_from_coordinator(
                     self.connection.receive(self._heart.interval_s)
                 )
-            self._heart.steps += self._writer.steps_taken()
-            self._heart.wait()
+            self._heart.step(self._writer.steps_taken())
         left = None if deadline is None else max(0.0, deadline - time.monotonic())
         return messages.decode_from_coordinator(self.connection.receive(left))
 
@@ -309,8 +308,11 @@ class Executor:
             self._say_working, options["heartbeat_interval_ms"] / 1000, time.monotonic
         )
         self._kept.belong(replace(Owner(**options["owner"]), far=not self._sees_directory))
-        self._session = connect(options["source"])
-        state = self._open_state(welcome, fresh=welcome.cold or self._kept.header is None)
+        self._session = self._open_session(options["source"])
+        first, last = welcome.vparts[settings.executor]
+        # One that only reads leads nothing: what an earlier job left here, when it led, is old.
+        fresh = welcome.cold or self._kept.header is None or first == last
+        state = self._open_state(welcome, fresh=fresh)
         only_read = sum(first == last for first, last in welcome.vparts)
         self._tools = Tools(
             plan=welcome.plan,
@@ -330,6 +332,9 @@ class Executor:
         self._restored = not welcome.cold
         self._exchange.listen(welcome.addresses)
         self._tell(messages.Listening(attempt=welcome.attempt, executor=settings.executor))
+
+    def _open_session(self, source: Mapping[str, Any]) -> Session:
+        return connect(source)
 
     def _open_state(self, welcome: messages.Welcome, *, fresh: bool) -> State:
         settings, options = self.settings, welcome.options
@@ -391,8 +396,9 @@ class Executor:
         return self._tools
 
     def _run(self, start: messages.StartBatch) -> BatchResult:
-        run = BatchRun(start, self._working)
-        result = run.run()
+        return self._say_done(BatchRun(start, self._working).run())
+
+    def _say_done(self, result: BatchResult) -> BatchResult:
         assert result.done is not None
         assert self._memory is not None
         result.counts["state_bytes"] = self._memory.allocated

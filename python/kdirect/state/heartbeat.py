@@ -43,9 +43,10 @@ class Heart:
         self._clock = clock
         self._due = clock() + interval_s
 
-    def step(self) -> bool:
-        """Something was done.  Was it time to say so?"""
-        self.steps += 1
+    def step(self, steps: int = 1) -> bool:
+        """Something was done: so many steps, by this thread or by one that writes for it.  Was it
+        time to say so?"""
+        self.steps += steps
         return self.wait()
 
     def wait(self) -> bool:
