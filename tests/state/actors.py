@@ -82,6 +82,7 @@ class Executor:
         self.index = index
         self.file: StateFile | None = None
         self.alive = True
+        self.doomed: object = None  # of real processes
         self.reset()
 
     def reset(self) -> None:
@@ -99,6 +100,18 @@ class Executor:
         self.connecting = False
         self.base: Counter = Counter()
         self.applied: Counter = Counter()
+
+    def follow(self, old: Executor) -> None:
+        """The next executor of the same number finds the state file."""
+        self.file = old.file
+
+    def kill(self, *, with_file: bool) -> None:
+        if self.link is not None:
+            self.link.executor_open = False
+        self.reset()
+        self.alive = False
+        if with_file:
+            self.file = None
 
     # -- what it can do ----------------------------------------------------------------------------
 
@@ -298,7 +311,8 @@ class Executor:
             vpart = vpart_of(row.key)
             if not any(first <= vpart < last for first, last in start.vparts):
                 continue
-            self.applied.update(tally([entry]))
+            self.applied[row.key, "count"] += 1
+            self.applied[row.key, "total"] += row.value
             self.put(vpart, entry)
         done = helper.BlockRead(effect.tp, upto, 10 * (upto - effect.start), greatest)
         self.step_reading(done)

@@ -8,23 +8,22 @@ by trying every window near a row.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import product
 from typing import Any, NamedTuple
 
 from kdirect.state.batches import BatchRecord, Partition
+from tests.state.topics import Row
 
 NEVER = -(1 << 63)
-
-
-class Row(NamedTuple):
-    """A record: event time (None: null), key, value."""
-
-    time: int | None
-    key: int
-    value: int
+LEFT, RIGHT = "left", "right"  # the topics of a join
+GIVES_BACK = {"inner": (), "left": (0,), "right": (1,), "full": (0, 1)}  # rows without a match
 
 
 class Query(NamedTuple):
-    """Count, sum and maximum by key and window.  `kind` is tumbling, sliding, session or none."""
+    """Count, sum and maximum by key and window, with `lists` all values too; or, where `how` says
+    so, the pairs of rows of the topics left and right.  `kind` is tumbling, sliding, session or
+    none.  `delays` are those of topics that have not `delay`."""
 
     kind: str
     size: int = 0
@@ -32,6 +31,9 @@ class Query(NamedTuple):
     delay: int = 0
     ahead: int = 0
     origin: int = 0
+    lists: bool = False
+    how: str = ""
+    delays: Mapping[str, int] = {}
 
 
 def windows_of(query: Query, time: int) -> list[tuple[int, int]]:
@@ -47,14 +49,14 @@ def windows_of(query: Query, time: int) -> list[tuple[int, int]]:
 class Sequential:
     """The job after some batches."""
 
-    def __init__(self, query: Query, rows: dict[Partition, list[Row]]) -> None:
+    def __init__(self, query: Query, rows: Mapping[Partition, Sequence[Row]]) -> None:
         self.query = query
         self.rows = rows
         self.clock: dict[Partition, int] = {}
         self.closed = NEVER
         # (key, start, end) -> times and values of the rows in an open window; of a session the key
-        # is (key,).
-        self.open: dict[tuple, list[tuple[int, int]]] = {}
+        # is (key,).  The value of a join is (side, value).
+        self.open: dict[tuple, list[tuple[int, Any]]] = {}
         self.late = self.bad = self.kept = 0
 
     def run(self, record: BatchRecord) -> Counter:
@@ -80,18 +82,28 @@ class Sequential:
             self.late += 1
             return set()
         self.kept += 1
+        key: Any = row.key
+        value: Any = row.value
+        if self.query.how:
+            side = (LEFT, RIGHT).index(tp.topic)
+            value = side, value
+            if key is None:  # it equals nothing, also no null of the other side
+                if side not in GIVES_BACK[self.query.how]:
+                    return set()
+                key = None, side
         if self.query.kind == "session":
-            self.open.setdefault((row.key,), []).append((time, row.value))
+            self.open.setdefault((key,), []).append((time, value))
             return set()
         found = set()
         for start, end in windows_of(self.query, time):
             if self.query.kind == "none" or end > self.closed:
-                self.open.setdefault((row.key, start, end), []).append((time, row.value))
-                found.add((row.key, start, end))
+                self.open.setdefault((key, start, end), []).append((time, value))
+                found.add((key, start, end))
         return found
 
     def clock_next(self, tp: Partition, time: int) -> None:
-        self.clock[tp] = max(self.clock.get(tp, NEVER), time - self.query.delay)
+        delay = self.query.delays.get(tp.topic, self.query.delay)
+        self.clock[tp] = max(self.clock.get(tp, NEVER), time - delay)
 
     def is_late(self, time: int) -> bool:
         if self.query.kind == "none" or self.closed == NEVER:
@@ -104,7 +116,7 @@ class Sequential:
         out: Counter = Counter()
         if self.query.kind == "none":
             for key, start, end in changed:
-                out[(key, 0, 0, *figures(self.open[(key, start, end)]))] += 1
+                out.update(self.results(key, start, end, self.open[key, start, end]))
             return out
         if self.query.kind == "session":
             for (key,), rows in list(self.open.items()):
@@ -112,14 +124,39 @@ class Sequential:
                 for session in sessions(rows, self.query.size):
                     start, end = session[0][0], session[-1][0] + self.query.size
                     if end < closes:
-                        out[(key, start, end, *figures(session))] += 1
+                        out.update(self.results(key, start, end, session))
                     else:
                         kept += session
                 self.open[(key,)] = kept
             return out
         for key, start, end in [k for k in self.open if k[2] <= closes]:
-            out[(key, start, end, *figures(self.open.pop((key, start, end))))] += 1
+            out.update(self.results(key, start, end, self.open.pop((key, start, end))))
         return out
+
+    def results(self, key: Any, start: int, end: int, rows: list) -> Iterable[tuple]:
+        """The rows of the result that a group gives."""
+        if self.query.how:
+            yield from self.pairs(key, start, end, rows)
+        elif self.query.lists:
+            yield key, start, end, *figures(rows), tuple(sorted(value for _, value in rows))
+        else:
+            yield key, start, end, *figures(rows)
+
+    def pairs(self, key: Any, start: int, end: int, rows: list) -> Iterable[tuple]:
+        """(start, end, left key, left value, right key, right value) of each pair, and of each row
+        that has none and is given back."""
+        key = None if isinstance(key, tuple) else key
+        sides = [[(key, value) for _, (of, value) in rows if of == side] for side in (0, 1)]
+        if all(sides):
+            for left, right in product(*sides):
+                yield start, end, *left, *right
+            return
+        if 0 in GIVES_BACK[self.query.how]:
+            for left in sides[0]:
+                yield start, end, *left, None, None
+        if 1 in GIVES_BACK[self.query.how]:
+            for right in sides[1]:
+                yield start, end, None, None, *right
 
 
 def figures(rows: list[tuple[int, int]]) -> tuple[int, int, int]:

@@ -13,16 +13,22 @@ From the root of the sources; a seed that fails prints itself, and ``--seed N`` 
 
 from __future__ import annotations
 
+import json
 import random
 import sys
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 from kdirect.errors import KdirectError
+from kdirect.rdma.sim import Faults
+from kdirect.state.batch_run import Step
 from kdirect.state.job import Phase
 from kdirect.state.windows import NoWindow, Session, Sliding, Tumbling
 from tests.schedules import command_line
-from tests.state.actors import Broken, Executor
-from tests.state.model import Row
+from tests.state.actors import Broken
+from tests.state.topics import Row
 from tests.state.world import Bounds, World
 
 STEPS = 600
@@ -38,8 +44,19 @@ WINDOWS = (
 )
 
 
+# Which seeds have real executors, of any 32: as many for each core of two.
+REAL = (6, 31)
+
+
+def is_real(seed: int) -> bool:
+    """Does the seed have real executors?"""
+    return seed % 32 in REAL
+
+
 def bounds_of(seed: int) -> Bounds:
     """The job of a seed."""
+    if is_real(seed):
+        return real_bounds(seed)
     chance = random.Random(f"bounds {seed}")
     executors = chance.choice((2, 2, 2, 3, 3, 4, 5)) if seed % 25 else chance.randint(6, 16)
     return Bounds(
@@ -56,6 +73,47 @@ def bounds_of(seed: int) -> Bounds:
         idle_timeout_ms=chance.choice((None, 1)),
         split=chance.random() < 0.2,
         round_trips=seed % 20 == 0,
+    )
+
+
+def real_bounds(seed: int) -> Bounds:
+    """The job of a seed with real executors: joins, sessions, lists and cells."""
+    chance = random.Random(f"real bounds {seed}")
+    executors = chance.choice((2, 2, 2, 3, 3, 4)) if seed % 25 else chance.randint(5, 16)
+    how = chance.choice(("", "", "inner", "inner", "left", "right", "full", "full"))
+    windows: tuple[Any, ...] = WINDOWS
+    if how:
+        windows = tuple(w for w in WINDOWS if isinstance(w, Tumbling | Session))
+    window = chance.choice(windows)
+    max_offsets = chance.choice((None, None, None, 8, 30))
+    lists = not how and not isinstance(window, NoWindow) and chance.random() < 0.4
+    return Bounds(
+        executors=executors,
+        partitions=chance.randint(1, 3),
+        keys=chance.choice((1, 3, 8, 40)),
+        window=window,
+        delay=chance.choice((0, 3 * TICK, 10 * TICK)),
+        right_delay=chance.choice((0, 3 * TICK, 10 * TICK)),
+        ahead=50 * TICK,
+        epoch_bytes=chance.choice((300, 1000, 3000)),
+        block_rows=chance.choice((1, 6, 30)),
+        # Many batches of many executors take long to replay.
+        max_offsets=max_offsets if executors < 6 else None,
+        snapshot_interval=chance.choice((0, 20 * TICK, 100 * TICK, 10**9)),
+        idle_timeout_ms=chance.choice((None, 1)),
+        split=chance.random() < 0.2,
+        round_trips=True,
+        is_real=True,
+        slots=chance.choice((2, 4, 8)),
+        repeats=chance.random() < 0.25,
+        faults=Faults(
+            tear=chance.choice((0.0, 0.2)),
+            disconnect=chance.choice((0.0, 0.0, 0.002)),
+            disorder=chance.choice((0.0, 0.0, 0.2)),
+        ),
+        value_format=chance.choice(("fixed", "fixed", "fixed", "json")),
+        lists=lists,
+        how=how,
     )
 
 
@@ -86,6 +144,13 @@ class Run:
 
     def run(self) -> World:
         """Raise `Broken` when something breaks, or does not heal."""
+        try:
+            self.run_steps()
+        finally:
+            self.world.close()
+        return self.world
+
+    def run_steps(self) -> None:
         for number in range(STEPS):
             if number % 60 == 0:
                 self.slow = {i for i in range(self.world.executors) if self.chance.random() < 0.3}
@@ -96,7 +161,6 @@ class Run:
             if number % 20 == 0:
                 self.world.check_converges()
         self.heal()
-        return self.world
 
     # -- moves -------------------------------------------------------------------------------------
 
@@ -109,7 +173,11 @@ class Run:
                 self.redeploy()
             else:
                 world.start_coordinator()
-        actors: list[Executor | None] = [None, None, *world.all]
+        actors: list[Any] = [None, None, *world.all]
+        if self.bounds.is_real:
+            # Nobody knows when what is under way arrives.
+            if self.chance.random() < 0.5 and self.step_network():
+                return True
         first = self.chance.randrange(len(actors))
         for actor in actors[first:] + actors[:first]:
             if actor is None:
@@ -131,8 +199,17 @@ class Run:
                 else:
                     actor.move(kind, what)
                 return True
+        if self.bounds.is_real and self.step_network():
+            return True
         world.now += TICK
         return False
+
+    def step_network(self) -> bool:
+        """Some of what is under way between real executors happens; False if nothing is."""
+        happened = False
+        for _ in range(self.chance.randint(1, 8)):
+            happened |= self.world.network.step()
+        return happened
 
     def note(self, *move: Any) -> None:
         self.path.append(move)
@@ -155,7 +232,9 @@ class Run:
                 elif odd < 0.07:
                     at += 1_000 * TICK
                 event = None if odd > 0.98 else -5 if odd > 0.97 else at
-                key = chance.randrange(self.bounds.keys)
+                key: int | None = chance.randrange(self.bounds.keys)
+                if self.bounds.value_format == "json" and self.bounds.is_real:
+                    key = None if chance.random() < 0.1 else key
                 rows.append(Row(event, key, chance.randint(-5, 9)))
 
     def fault(self) -> None:
@@ -168,7 +247,9 @@ class Run:
                 self.repeat()
                 continue
             self.note(kind, executor.index)
-            if kind == "kill executor":
+            if kind == "kill executor" and self.bounds.is_real and chance.random() < 0.5:
+                executor.doomed = chance.choice(list(Step))
+            elif kind == "kill executor":
                 world.kill_executor(executor)
             elif kind == "kill with file":
                 world.kill_executor(executor, with_file=True)
@@ -189,14 +270,23 @@ class Run:
         """A page that was sent once comes again: of this batch, an older one, or an older
         attempt."""
         world, chance = self.world, self.chance
-        if not world.sent:
+        if not world.sent:  # channels over RDMA repeat nothing
             return
-        sender, peer, page, entries = chance.choice(world.sent[-60:])
+        sender, peer, *what = chance.choice(world.sent[-60:])
         if peer >= world.executors or sender >= world.executors:
             return
         leading = world.all[peer].leading
         if leading is None or leading.batch is None:
             return
+        if self.bounds.is_real:
+            (buffer,) = what
+            wire = world.all[peer].process.exchange.receivers[sender].wire
+            if wire is not None and buffer not in wire.flying:
+                self.note("repeat", sender, peer, buffer)
+                wire.repeat(buffer)
+                world.news += 1
+            return
+        page, entries = what
         channel = world.channels.get((leading.attempt, sender, peer))
         waiting = [] if channel is None else [p for p, _, _ in channel.flying]
         if channel is not None and page not in waiting:
@@ -210,7 +300,7 @@ class Run:
             self.snapshots_lost += 1
             newest = max(world.manifests)
             part = self.chance.choice(world.manifests[newest].parts)
-            world.parts.pop((newest, part.file), None)
+            world.lose_part(newest, part.file)
 
     def redeploy(self) -> None:
         """The job was stopped: it goes on with as many executors, or another number."""
@@ -227,6 +317,10 @@ class Run:
         """Nothing breaks any more.  All windows close, and the caller has everything."""
         world = self.world
         self.faults, self.slow = {}, set()
+        if self.bounds.is_real:
+            world.network.faults = replace(world.network.faults, disconnect=0.0, disorder=0.0)
+        for executor in world.all:
+            executor.doomed = None
         for round_ in range(2):
             world.now += 200 * TICK * (round_ + 1)
             for rows in world.rows.values():
@@ -266,20 +360,36 @@ class Run:
             channel.check()
 
 
-def failing(first: int, schedules: int, step: int = 1) -> tuple[int, Run, str] | None:
-    """The first of so many seeds, every `step`-th, that fails, with its run and what broke."""
-    for seed in range(first, first + schedules, step):
-        run = Run(seed)
+SEEN: Counter = Counter()  # what has happened in the schedules of this process
+SAYS = "seen: "
+
+
+def failing_of(
+    seeds: Iterable[int], bounds: Callable[[int], Bounds] = bounds_of
+) -> tuple[int, Run, str] | None:
+    """The first of these seeds that fails, with its run and what broke."""
+    for seed in seeds:
+        run = Run(seed, bounds(seed))
         try:
             run.run()
         except (Broken, KdirectError, AssertionError, KeyError) as broken:
             return seed, run, f"{type(broken).__name__}: {broken}"
+        seen = run.world.seen
+        seen.update({move[0] for move in run.path if isinstance(move[0], str)})
+        SEEN.update({("real " if run.bounds.is_real else "") + what: n for what, n in seen.items()})
     return None
 
 
+def failing(first: int, schedules: int, step: int = 1) -> tuple[int, Run, str] | None:
+    """The first of so many seeds, every `step`-th, that fails, with its run and what broke."""
+    return failing_of(range(first, first + schedules, step))
+
+
 def main(arguments: list[str]) -> bool:
-    """The command line."""
-    return command_line("tests.state.simulate", failing, arguments, __doc__)
+    """The command line.  It says what has happened, too: what never does is not tested."""
+    failed = command_line("tests.state.simulate", failing, arguments, __doc__)
+    print(SAYS + json.dumps(SEEN))
+    return failed
 
 
 if __name__ == "__main__":

@@ -44,6 +44,7 @@ from kdirect.state.job import (
 from kdirect.state.job import Phase as JobPhase
 from kdirect.state.plan import AggregatePlan, Input
 from kdirect.state.windows import TIME_MIN, Tumbling
+from tests.state.topics import ends_of
 
 A, B = Partition("t", 0), Partition("t", 1)
 PLAN = AggregatePlan(
@@ -55,7 +56,7 @@ PLAN = AggregatePlan(
 
 
 def ends(a: int, b: int, now: int = 100) -> Ends:
-    return Ends({A: Range(0, a), B: Range(0, b)}, now)
+    return ends_of({A: a, B: b}, now)
 
 
 class Driver:
@@ -321,7 +322,7 @@ def test_an_error_of_an_executor_keeps_its_class() -> None:
 def test_records_that_are_gone_end_the_job() -> None:
     driver = Driver()
     driver.meet()
-    driver.feed(Asked(100), Ends({A: Range(4, 9), B: Range(0, 3)}, 100))
+    driver.feed(Asked(100), ends_of({A: range(4, 9), B: 3}, 100))
     error = failure(driver)
     assert isinstance(error, DataLossError)
     assert "offsets 0 to 4 of t-0" in str(error) and "retention" in error.hint

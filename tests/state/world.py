@@ -7,20 +7,27 @@ the caller gets is compared with the sequential model.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import random
+import shutil
+import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from kdirect.state import coordinator, messages
+import pyarrow as pa
+
+from kdirect.rdma.sim import Faults, SimNetwork
+from kdirect.state import coordinator, messages, part_transfer, snapshots
 from kdirect.state.aggregates import Aggregate
-from kdirect.state.batches import BatchRecord, Commit, Manifest, Partition, Range
+from kdirect.state.batches import BatchRecord, Commit, Manifest, Partition
 from kdirect.state.job import (
     Asked,
     AskEnds,
     Disconnect,
-    Ends,
     Finish,
     ForgetSnapshot,
     Handed,
@@ -36,12 +43,16 @@ from kdirect.state.job import (
     WriteManifest,
 )
 from kdirect.state.leader import Trigger
-from kdirect.state.plan import AggregatePlan, Input
+from kdirect.state.plan import AggregatePlan, Input, JoinPlan, Plan
 from kdirect.state.windows import NoWindow, Session, Sliding, Tumbling, Window
 from tests.state.actors import Broken, Channel, Executor, Link
-from tests.state.model import NEVER, Query, Row, Sequential
+from tests.state.model import GIVES_BACK, LEFT, NEVER, RIGHT, Query, Sequential, windows_of
+from tests.state.processes import RealExecutor
+from tests.state.topics import LAYOUT, SCHEMA, Row, Topics, ends_of
+from tests.state.wires import Wire
 
 TOPIC = "events"
+MEMORY = Path("/dev/shm")
 
 
 @dataclass(frozen=True)
@@ -61,24 +72,60 @@ class Bounds:
     idle_timeout_ms: int | None = None
     split: bool = False
     round_trips: bool = False  # every control message goes through its bytes
+    # The executors are the real ones, with channels of so many slots over a fabric with `faults`.
+    is_real: bool = False
+    slots: int = 4
+    repeats: bool = False  # they have wires instead, on which buffers may come twice
+    faults: Faults = field(default_factory=Faults)
+    value_format: str = "fixed"
+    lists: bool = False  # every group has a list of its values too
+    how: str = ""  # a join, of the topics left and right
+    right_delay: int = 0
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        return (LEFT, RIGHT) if self.how else (TOPIC,)
+
+    @property
+    def delays(self) -> dict[str, int]:
+        delays = (self.delay, self.right_delay) if self.how else (self.delay,)
+        return dict(zip(self.topics, delays))
 
 
-def plan_of(bounds: Bounds) -> AggregatePlan:
-    return AggregatePlan(
-        input=Input(
-            topic=TOPIC,
-            schema="at long, key long, value long",
+def plan_of(bounds: Bounds) -> Plan:
+    inputs = [
+        Input(
+            topic=topic,
+            schema=() if bounds.value_format == "fixed" else SCHEMA,
+            value_format=bounds.value_format,
+            layout=LAYOUT if bounds.value_format == "fixed" else None,
             time="at",
-            delay_us=bounds.delay,
+            delay_us=delay,
             max_ahead_us=bounds.ahead,
             idle_timeout_ms=bounds.idle_timeout_ms,
-        ),
+        )
+        for topic, delay in bounds.delays.items()
+    ]
+    if bounds.how:
+        return JoinPlan(
+            left=inputs[0],
+            right=inputs[1],
+            left_keys=("key",),
+            right_keys=("key",),
+            window=bounds.window,
+            how=bounds.how,
+            columns=((0, "key", "a"), (0, "value", "b"), (1, "key", "c"), (1, "value", "d")),
+        )
+    lists = (Aggregate(kind="collect_list", column="value"),) if bounds.lists else ()
+    return AggregatePlan(
+        input=inputs[0],
         keys=("key",),
         window=bounds.window,
         aggregates=(
             Aggregate(kind="count"),
             Aggregate(kind="sum", column="value"),
             Aggregate(kind="max", column="value"),
+            *lists,
         ),
     )
 
@@ -91,7 +138,17 @@ def query_of(bounds: Bounds) -> Query:
     elif not isinstance(window, NoWindow):
         assert isinstance(window, Tumbling | Sliding)
         size, slide, origin = window.size_us, window.slide_us, window.origin_us
-    return Query(window.kind, size, slide, bounds.delay, bounds.ahead, origin)
+    return Query(
+        window.kind,
+        size,
+        slide,
+        bounds.delay,
+        bounds.ahead,
+        origin,
+        bounds.lists,
+        bounds.how,
+        bounds.delays,
+    )
 
 
 class World:
@@ -100,9 +157,13 @@ class World:
     def __init__(self, bounds: Bounds, chance: random.Random) -> None:
         self.bounds, self.chance = bounds, chance
         self.window = bounds.window
-        self.delays = {TOPIC: bounds.delay}
+        self.delays = bounds.delays
         self.plan = plan_of(bounds)
-        self.rows = {Partition(TOPIC, i): list[Row]() for i in range(bounds.partitions)}
+        self.rows = {
+            Partition(topic, i): list[Row]()
+            for topic in bounds.topics
+            for i in range(bounds.partitions)
+        }
         self.now = 100_000
         # the directory
         self.attempt = 0
@@ -111,7 +172,8 @@ class World:
         self.manifests: dict[int, Manifest] = {}
         self.parts: dict[tuple[int, str], Any] = {}
         # the model
-        self.model = Sequential(query_of(bounds), self.rows)
+        self.query = query_of(bounds)
+        self.model = Sequential(self.query, self.rows)
         self.expected: dict[int, Counter] = {}
         self.closes: dict[int, int] = {}
         # the caller
@@ -119,29 +181,82 @@ class World:
         self.is_waiting = False
         # processes
         self.channels: dict[tuple[int, int, int], Channel] = {}
-        self.sent: list[tuple[int, int, Any, Any]] = []
+        # By attempt and receiver: the channels to it, by sender.
+        self.incoming_of: dict[tuple[int, int], dict[int, Channel]] = {}
+        self.sent: list[tuple[Any, ...]] = []  # sender, peer and what was sent
         self.seen: Counter = Counter()  # what has happened, to know that it does
         self.stopped = False
+        # what real executors work with
+        self.options: dict[str, Any] = {}
+        self.wires: dict[tuple[int, int], Wire] = {}
+        self.exchanges = self.news = 0
+        self.devices: set[Any] = set()
+        self.hashes: dict[tuple[int | None, int], int] = {}
+        if bounds.is_real:
+            self.make_real()
+        self.all: list[Any] = []
         self.deploy(bounds.executors)
+
+    def make_real(self) -> None:
+        """A directory of snapshots and mapped state, a fabric, and topics that can be read."""
+        bounds = self.bounds
+        self.directory = Path(tempfile.mkdtemp(prefix="kdirect-schedule-", dir=MEMORY))
+        (self.directory / "snapshots").mkdir()
+        with contextlib.redirect_stdout(io.StringIO()):  # it has the seed of the schedule
+            self.network = SimNetwork(self.chance.getrandbits(32), bounds.faults)
+        self.topics = Topics(self.rows, bounds.value_format, self.chance)
+        self.options = {
+            "source": {},
+            "snapshots": str(self.directory / "snapshots"),
+            "snapshots_mark": part_transfer.leave_mark(self.directory / "snapshots"),
+            "heartbeat_interval_ms": 1 << 40,
+            "mode": "slash",
+            "adaptive_ratio": 0.5,
+            "epoch_bytes": bounds.epoch_bytes,
+            "block_rows": bounds.block_rows,
+        }
+
+    @property
+    def newest(self) -> tuple[int, int]:
+        """Changes when anything has happened between real executors."""
+        return self.network.now_ns, self.news
+
+    def wire(self, sender: int, receiver: int) -> Wire:
+        """From one exchange to another, by their names."""
+        if (sender, receiver) not in self.wires:
+            self.wires[sender, receiver] = Wire(self.bounds.slots)
+        return self.wires[sender, receiver]
+
+    def close(self) -> None:
+        """The schedule is over: nothing of it is left."""
+        for executor in self.all:
+            executor.kill(with_file=False)
+        for device in self.devices:
+            device.close()
+        if self.bounds.is_real:
+            shutil.rmtree(self.directory)
 
     # -- processes ---------------------------------------------------------------------------------
 
     def deploy(self, executors: int) -> None:
         """So many executors from now on; state files of the same number stay where they are."""
-        files = [executor.file for executor in getattr(self, "all", [])]
-        self.executors = executors
+        before, self.executors = self.all, executors
+        for executor in before:
+            executor.kill(with_file=False)
         self.settings = Settings(
             plan=self.plan,
             executors=executors,
+            options=self.options,
             starts=dict.fromkeys(self.rows, 0),
             is_split=self.bounds.split and executors > 1,
             max_offsets=self.bounds.max_offsets,
             snapshot_interval_us=self.bounds.snapshot_interval,
             max_restarts=10**6,
         )
-        self.all = [Executor(self, i) for i in range(executors)]
-        for executor, file in zip(self.all, files):
-            executor.file = file
+        make = RealExecutor if self.bounds.is_real else Executor
+        self.all = [make(self, i) for i in range(executors)]
+        for executor, old in zip(self.all, before):
+            executor.follow(old)
         self.start_coordinator()
 
     def start_coordinator(self) -> None:
@@ -167,15 +282,10 @@ class World:
             link.coordinator_open = False
         self.job, self.effects, self.is_waiting = None, [], False
 
-    def kill_executor(self, executor: Executor, *, with_file: bool = False) -> None:
-        if executor.link is not None:
-            executor.link.executor_open = False
-        executor.reset()
-        executor.alive = False
-        if with_file:
-            executor.file = None
+    def kill_executor(self, executor: Any, *, with_file: bool = False) -> None:
+        executor.kill(with_file=with_file)
 
-    def cut(self, executor: Executor) -> None:
+    def cut(self, executor: Any) -> None:
         """The connection of an executor breaks; its process notices, and begins again."""
         if executor.link is not None:
             executor.link.executor_open = executor.link.coordinator_open = False
@@ -204,14 +314,13 @@ class World:
         channel = self.channels.get(where)
         if channel is None:
             channel = self.channels[where] = Channel()
+            ways = self.incoming_of.setdefault((where[0], peer), {})
+            ways[executor.index] = channel
+            self.incoming_of[where[0], peer] = dict(sorted(ways.items()))
         return channel
 
     def incoming(self, executor: Executor) -> Iterator[tuple[int, Channel]]:
-        attempt = executor.leading.attempt
-        for sender in range(self.executors):
-            channel = self.channels.get((attempt, sender, executor.index))
-            if channel is not None:
-                yield sender, channel
+        yield from self.incoming_of.get((executor.leading.attempt, executor.index), {}).items()
 
     def as_sent(self, message: Any) -> Any:
         if not self.bounds.round_trips:
@@ -258,8 +367,7 @@ class World:
             self.event(Lost(index))
         elif kind == "ends":
             self.pause = None
-            ends = {tp: Range(0, len(rows)) for tp, rows in self.rows.items()}
-            self.event(Ends(ends, self.now))
+            self.event(ends_of({tp: len(rows) for tp, rows in self.rows.items()}, self.now))
         elif kind == "hand":
             self.hand_out()
         elif kind == "ask":
@@ -301,10 +409,14 @@ class World:
                     link.down.append(message)
         elif isinstance(effect, WriteManifest):
             self.manifests[effect.manifest.number] = effect.manifest
+            if self.bounds.is_real:
+                snapshots.write_manifest(self.directory / "snapshots", effect.manifest)
             self.seen["snapshots"] += 1
         elif isinstance(effect, ForgetSnapshot):
             self.manifests.pop(effect.number)
             self.parts = {k: v for k, v in self.parts.items() if k[0] != effect.number}
+            if self.bounds.is_real:
+                snapshots.forget(self.directory / "snapshots", effect.number)
             self.records = {n: r for n, r in self.records.items() if n > effect.batches}
         elif isinstance(effect, Finish):
             self.finish(effect)
@@ -374,12 +486,56 @@ class World:
         self.is_waiting = False
         self.event(Handed(number))
 
+    def as_rows(self, table: pa.Table) -> Counter:
+        """The rows of a real executor as the model has them."""
+        for i, given in enumerate(table.schema):
+            if pa.types.is_timestamp(given.type):
+                table = table.set_column(i, given.name, table.column(i).cast(pa.int64()))
+            elif pa.types.is_list(given.type):
+                lists = pa.array([tuple(sorted(x)) for x in table.column(i).to_pylist()])
+                table = table.set_column(i, given.name, lists)
+        columns = [column.to_pylist() for column in table.columns]
+        if not self.bounds.how and isinstance(self.window, NoWindow):
+            columns[1:1] = [[0] * table.num_rows] * 2
+        if self.bounds.lists:
+            columns[-1] = [tuple(values) for values in columns[-1]]
+        return Counter(zip(*columns))
+
+    def lose_part(self, number: int, file: str) -> None:
+        """A part of a snapshot is gone."""
+        self.parts.pop((number, file), None)
+        if self.bounds.is_real:
+            path = snapshots.snapshot_directory(self.directory / "snapshots", number) / file
+            path.unlink(missing_ok=True)
+
+    # -- what becomes of rows ----------------------------------------------------------------------
+
+    def kept_rows(self, key: int | None, time: int, side: int, closed: int) -> int:
+        """How often a row whose time may be used is kept: once for each open window."""
+        if key is None and self.bounds.how and side not in GIVES_BACK[self.bounds.how]:
+            return 0
+        if self.query.kind == "session":
+            return int(time + self.query.size >= closed)
+        return sum(end > closed for _, end in windows_of(self.query, time))
+
+    def hash_of(self, state: Any, key: int | None, side: int) -> int:
+        """The hash of a key in the state of an executor."""
+        found = self.hashes.get((key, side))
+        if found is None:
+            columns = [pa.array([key], pa.int64())]
+            if state.split_nulls:  # null keys of the two sides differ
+                columns.append(pa.array([1 << side if key is None else 0], pa.int8()))
+            found = self.hashes[key, side] = int(state.keys.encode(columns, 1).hashes()[0])
+        return found
+
     # -- checks at any time ------------------------------------------------------------------------
 
     def check_converges(self) -> None:
         """While all executors are in one batch: their states, and what is on its way to them, are
         what was there before and the rows that were applied.  No delta counts twice, none is
-        lost."""
+        lost.  (Real executors are looked at when epochs end.)"""
+        if self.bounds.is_real:
+            return
         running = {
             (e.leading.attempt, e.leading.running.batch)
             for e in self.all
