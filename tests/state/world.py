@@ -14,7 +14,7 @@ import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,7 @@ from kdirect.state.job import (
     WriteManifest,
 )
 from kdirect.state.leader import Trigger
+from kdirect.state.mapped import Owner
 from kdirect.state.plan import AggregatePlan, Input, JoinPlan, Plan
 from kdirect.state.windows import NoWindow, Session, Sliding, Tumbling, Window
 from tests.state.actors import Broken, Channel, Executor, Link
@@ -206,6 +207,9 @@ class World:
             self.network = SimNetwork(self.chance.getrandbits(32), bounds.faults)
         self.topics = Topics(self.rows, bounds.value_format, self.chance)
         self.options = {
+            "owner": asdict(
+                Owner(directory=str(self.directory), identity="schedule", temporary=False)
+            ),
             "source": {},
             "snapshots": str(self.directory / "snapshots"),
             "snapshots_mark": part_transfer.leave_mark(self.directory / "snapshots"),
