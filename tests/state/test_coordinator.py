@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kdirect.errors import DataLossError
+from kdirect.errors import BrokerUnavailableError, DataLossError
 from kdirect.state import coordinator, messages, ranges
 from kdirect.state.batches import (
     BatchRecord,
@@ -317,6 +317,25 @@ def test_an_error_of_an_executor_keeps_its_class() -> None:
         error = failure(driver)
         assert type(error).__name__ == wanted
         assert str(error) == "executor 1: row 5; mend it"
+
+
+def test_an_error_that_may_pass_begins_the_job_again() -> None:
+    """A broker that an executor did not reach may be starting again."""
+    driver = Driver(max_restarts=2)
+    said = messages.Failed(
+        executor=1, error="BrokerUnavailableError", message="no broker answers", retriable=True
+    )
+    for attempt in (1, 2):
+        driver.meet(ends(5, 5))
+        assert driver.job.attempt == attempt
+        driver.feed(Asked(100), ends(5, 5))
+        effects = driver.feed(said)
+        assert {Disconnect(0), Disconnect(1), AskEnds(False)} <= set(effects)
+    driver.meet(ends(5, 5))
+    driver.feed(Asked(100), ends(5, 5), said)
+    error = failure(driver)
+    assert isinstance(error, BrokerUnavailableError)
+    assert str(error) == "executor 1: no broker answers"
 
 
 def test_records_that_are_gone_end_the_job() -> None:

@@ -222,6 +222,10 @@ def _failed(job: Job, said: Failed) -> tuple[Job, Effects]:
     cls: type[KdirectError] = StateError
     if isinstance(found, type) and issubclass(found, KdirectError):
         cls = found
+    if said.retriable and job.restarts < job.settings.max_restarts:
+        # The brokers are asked for the ends of the topics before a batch begins: so an attempt
+        # begins only when they answer again, for which the driver gives them a time.
+        return _new_attempt(replace(job, restarts=job.restarts + 1))
     raise cls(f"executor {said.executor}: {said.message}", hint=said.hint)
 
 

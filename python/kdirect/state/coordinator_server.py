@@ -477,6 +477,8 @@ class CoordinatorServer:
             self._ordered["snapshot_bytes"] += message.part.size
         if isinstance(message, messages.NotRestored):
             log.warning("executor %d cannot restore a snapshot: %s", executor, message.message)
+        if isinstance(message, messages.Failed):
+            log.warning("executor %d failed: %s", executor, message.message)
         self._event(message)
 
     def _lose(self, executor: int) -> None:

@@ -566,28 +566,35 @@ def _is_loss(error: BaseException) -> bool:
     return isinstance(error, ChannelError | StateExchangeError | StateProtocolError)
 
 
+def _may_pass(error: BaseException) -> bool:
+    """May the next attempt succeed, because brokers are there again for example?"""
+    return _is_loss(error) or (isinstance(error, KdirectError) and error.retriable)
+
+
 def _report(connection: control.ControlConnection, executor: int, error: BaseException) -> None:
-    """Tell the coordinator of an error that a repetition would meet again."""
+    """Tell the coordinator of an error that it does not notice by itself."""
     if _is_loss(error) or connection.closed:
         return
     name, message, hint = StateError.__name__, f"{type(error).__name__}: {error}", ""
     if isinstance(error, KdirectError):
         name, message, hint = type(error).__name__, error.message, error.hint
-    failed = messages.Failed(executor=executor, error=name, message=message, hint=hint)
+    failed = messages.Failed(
+        executor=executor, error=name, message=message, hint=hint, retriable=_may_pass(error)
+    )
     with contextlib.suppress(KdirectError):
         connection.send(messages.encode(failed))
 
 
 def serve(settings: ExecutorSettings, observer: Observer | None = None) -> None:
     """Be an executor until the job is stopped.  When the job begins again because another executor
-    was lost, this one joins it again, with the state that it has.  Raises what ends the job, and
-    CoordinatorUnavailableError when that has gone."""
+    was lost, or a broker did not answer, this one joins it again, with the state that it has.
+    Raises what ends the job, and CoordinatorUnavailableError when that has gone."""
     pause_s = LEAST_PAUSE_S
     while True:
         try:
             executor = Executor.open(settings, observer)
         except KdirectError as e:
-            if not _is_loss(e):
+            if not _may_pass(e):
                 raise
             log.warning("an executor joins again in %.2f s: %s", pause_s, e)
             time.sleep(pause_s)
@@ -600,7 +607,7 @@ def serve(settings: ExecutorSettings, observer: Observer | None = None) -> None:
                 return
             except BaseException as e:
                 _report(executor.connection, settings.executor, e)
-                if not _is_loss(e):
+                if not _may_pass(e):
                     raise
                 log.warning("executor %d joins again: %s", settings.executor, e)
 

@@ -259,14 +259,16 @@ class SnapshotDone:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failed:
-    """An error that a repetition would meet again: it ends the job.  `error` is the name of its
-    class in `kdirect.errors`."""
+    """An error of an executor.  If it is `retriable`, because a broker does not answer for example,
+    the job begins again; one that a repetition would meet again ends it.  `error` is the name of
+    its class in `kdirect.errors`."""
 
     type: ClassVar[str] = "failed"
     executor: int
     error: str
     message: str
     hint: str = ""
+    retriable: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -431,6 +433,7 @@ _READERS: dict[str, Any] = {
     "now_us": lambda m, name: m.number(name),
     "emit": lambda m, name: m.boolean(name),
     "forget": lambda m, name: m.boolean(name),
+    "retriable": lambda m, name: m.boolean(name),
     "after": lambda m, name: Progress.from_json(m.take(name)),
     "rows_out": _not_negative,
     "counts": _counts,
