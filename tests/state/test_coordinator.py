@@ -127,12 +127,30 @@ def test_a_batch_is_logged_before_it_runs_and_a_commit_before_the_next() -> None
     assert record.ranges == {A: Range(0, 5), B: Range(0, 3)}
     assert (record.closed_before, record.clock) == (TIME_MIN, {A: TIME_MIN, B: TIME_MIN})
     assert [e.message.ranges for e in effects[2:]] == [{A: Range(0, 5)}, {B: Range(0, 3)}]
-    assert driver.done(7, a=9, b=7) == [HandOut(0)]
+    over = messages.BatchOver(attempt=1, batch=0)
+    assert driver.done(7, a=9, b=7) == [Tell(0, over), Tell(1, over), HandOut(0)]
     assert driver.feed(Handed(0)) == []
     effects = driver.feed(Asked(110), ends(6, 3, 110))
     assert kinds(effects) == [LogCommit, AskEnds, LogBatch, Tell, Tell]
     assert effects[0].commit.after.closes == effects[2].record.closed_before == 7
     assert effects[2].record.ranges == {A: Range(5, 6), B: Range(3, 3)}
+
+
+def test_all_hear_that_a_batch_is_over_when_the_last_one_has_done_it() -> None:
+    """A process may end then; before, the others would lose it in the midst of the batch."""
+    driver = Driver()
+    driver.meet()
+    driver.feed(Asked(100), ends(5, 3))
+    done = [
+        messages.BatchDone(
+            attempt=1, batch=0, executor=i, after=Progress(clock={A: 9, B: 7}, closes=7)
+        )
+        for i in range(2)
+    ]
+    assert driver.feed(done[0]) == []
+    assert {Tell(i, messages.BatchOver(attempt=1, batch=0)) for i in range(2)} <= set(
+        driver.feed(done[1])
+    )
 
 
 def test_output_that_did_not_reach_the_caller_is_handed_out_again() -> None:
@@ -188,7 +206,7 @@ def test_snapshots_are_of_committed_batches_and_exist_when_all_parts_do() -> Non
     driver = Driver(snapshot_interval_us=50)
     driver.meet()
     driver.feed(Asked(100), ends(5, 3))
-    assert kinds(driver.done(7)) == [HandOut]
+    assert kinds(driver.done(7)) == [Tell, Tell, HandOut]
     effects = driver.feed(Handed(0), Asked(160))
     assert kinds(effects) == [LogCommit, Tell, Tell, AskEnds]
     effects.pop()

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from kdirect.errors import (
 )
 from kdirect.model import TopicPartition
 from kdirect.state import exchange, executor, kept, launcher
+from kdirect.state.aggregates import Aggregate
 from kdirect.state.executor import ExecutorSettings
 from kdirect.state.launcher import LocalLauncher, LocalProcess
 from kdirect.state.stream_job import run
@@ -148,14 +150,22 @@ def test_an_executor_that_is_killed_between_two_batches(
     jobs.assert_same(jobs.rows_of(tables), jobs.expected(session))
 
 
-def test_another_process_does_the_next_batch(broker: Any, session: Session, seed: int) -> None:
-    """Each process runs one batch and leaves; the state stays where it is mapped."""
+@pytest.mark.parametrize("lists", [False, True], ids=["cells", "chains"])
+def test_another_process_does_the_next_batch(
+    broker: Any, session: Session, seed: int, lists: bool
+) -> None:
+    """Each process runs one batch and leaves; the state stays where it is mapped.  A process whose
+    own part of a batch was done used to leave, which ended the attempt of the slower one."""
     jobs.write(session, jobs.events(seed, RECORDS), 2)
     program = Path(__file__).with_name("one_batch_executor.py")
     wanted = jobs.expected(session)
+    plan = jobs.plan()
+    if lists:
+        aggregates = (*plan.aggregates, Aggregate(kind="collect_list", column="amount", name="all"))
+        plan = replace(plan, aggregates=aggregates)
     tables = []
     with run(
-        jobs.plan(),
+        plan,
         broker.bootstrap_servers,
         until="latest",
         launcher=LocalLauncher((sys.executable, str(program))),
@@ -168,7 +178,12 @@ def test_another_process_does_the_next_batch(broker: Any, session: Session, seed
             parts = (TopicPartition(jobs.TOPIC, partition) for partition in range(2))
             session.admin.delete_records(dict.fromkeys(parts, upto))
         assert job.server.attempt >= len(tables)
+        assert job.statistics()["restores"] == 2  # at the start, of nothing
     jobs.assert_same(jobs.rows_of(tables), wanted)
+    if lists:
+        rows = pa.concat_tables(tables).to_pydict()
+        assert [len(values) for values in rows["all"]] == rows["count"]
+        assert [sum(values) for values in rows["all"]] == rows["total"]
 
 
 def test_an_executor_that_dies_again_and_again_ends_the_job(

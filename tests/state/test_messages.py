@@ -73,11 +73,15 @@ MESSAGES = [
         closed_before=-3, now_us=17, vparts=((0, 3), (9, 256)), emit=False,
     ),
     messages.BatchDone(attempt=1, batch=4, executor=2, after=AFTER, rows_out=3, counts={"late": 1}),
+    messages.BatchOver(attempt=1, batch=4),
     messages.TakeOutput(attempt=1, batch=4),
     messages.Output(attempt=1, batch=4, executor=2, size=99),
     messages.TakeSnapshot(attempt=1, batch=4, file="part-1-2"),
     messages.SnapshotDone(attempt=1, batch=4, executor=2, part=PART),
-    messages.Failed(executor=2, error="FormatError", message="row 5", hint="mend it"),
+    messages.Failed(
+        executor=2, error="FormatError", message="row 5", hint="mend it", retriable=True,
+        topic="t", partition=3, offset=5,
+    ),
     messages.Stop(attempt=1),
 ]  # fmt: skip
 

@@ -59,6 +59,7 @@ from typing import Any
 
 from kdirect import errors
 from kdirect.errors import ConfigError, KdirectError, StateError, StateProtocolError
+from kdirect.model import TopicPartition
 from kdirect.state import recovery
 from kdirect.state.batches import (
     NO_BATCH,
@@ -95,6 +96,7 @@ from kdirect.state.job import (
 )
 from kdirect.state.messages import (
     BatchDone,
+    BatchOver,
     Connect,
     Failed,
     Hello,
@@ -226,7 +228,11 @@ def _failed(job: Job, said: Failed) -> tuple[Job, Effects]:
         # The brokers are asked for the ends of the topics before a batch begins: so an attempt
         # begins only when they answer again, for which the driver gives them a time.
         return _new_attempt(replace(job, restarts=job.restarts + 1))
-    raise cls(f"executor {said.executor}: {said.message}", hint=said.hint)
+    error = cls(f"executor {said.executor}: {said.message}", hint=said.hint)
+    if said.topic:
+        error.topic_partition = TopicPartition(said.topic, said.partition)
+        error.offset = said.offset if said.offset >= 0 else None
+    raise error
 
 
 def _ends(job: Job, event: Ends) -> tuple[Job, Effects]:
@@ -404,7 +410,10 @@ def _batch_done(job: Job, done: BatchDone) -> tuple[Job, Effects]:
     if not complete:
         return job, ()
     _check_as_logged(job, number, done.after)
-    return _run_steps(replace(job, steps=job.steps[1:]))
+    over = BatchOver(attempt=job.attempt, batch=number)
+    told = tuple(Tell(executor, over) for executor in range(job.settings.executors))
+    job, effects = _run_steps(replace(job, steps=job.steps[1:]))
+    return job, (*told, *effects)
 
 
 def _check_as_logged(job: Job, number: int, after: Progress) -> None:

@@ -193,16 +193,18 @@ class Executor:
         return "" if self._session is None else self._session.transport
 
     def run_batch(self, timeout_s: float | None = None) -> BatchResult | None:
-        """Do what the coordinator asks for until a batch has run; what it put out here.  None when
-        the job is stopped.  TimedOutError when nothing was asked for in time."""
+        """Do what the coordinator asks for until a batch has run in all executors; what it put out
+        here.  The process may end then: the next one goes on with the state that is mapped.  None
+        when the job is stopped.  TimedOutError when nothing was asked for in time."""
+        result: BatchResult | None = None
         while True:
             message = self._next(timeout_s)
             if isinstance(message, messages.Stop):
                 self._kept.end(forget=message.forget)
                 return None
-            result = self._treat(message)
-            if result is not None:
+            if isinstance(message, messages.BatchOver) and result is not None:
                 return result
+            result = self._treat(message) or result
 
     def serve(self) -> None:
         """Run batches until the job is stopped."""
@@ -283,6 +285,8 @@ class Executor:
                 self._connected = True
             case messages.StartBatch():
                 return self._run(order)
+            case messages.BatchOver():
+                pass  # `run_batch` waits for it
             case messages.TakeOutput():
                 self._send_output(order)
             case messages.TakeSnapshot():
@@ -575,12 +579,21 @@ def _report(connection: control.ControlConnection, executor: int, error: BaseExc
     """Tell the coordinator of an error that it does not notice by itself."""
     if _is_loss(error) or connection.closed:
         return
-    name, message, hint = StateError.__name__, f"{type(error).__name__}: {error}", ""
-    if isinstance(error, KdirectError):
-        name, message, hint = type(error).__name__, error.message, error.hint
     failed = messages.Failed(
-        executor=executor, error=name, message=message, hint=hint, retriable=_may_pass(error)
+        executor=executor, error=StateError.__name__, message=f"{type(error).__name__}: {error}"
     )
+    if isinstance(error, KdirectError):
+        failed = replace(
+            failed,
+            error=type(error).__name__,
+            message=error.message,
+            hint=error.hint,
+            retriable=error.retriable,
+        )
+        if error.topic_partition is not None:
+            topic, partition = error.topic_partition
+            offset = -1 if error.offset is None else error.offset
+            failed = replace(failed, topic=topic, partition=partition, offset=offset)
     with contextlib.suppress(KdirectError):
         connection.send(messages.encode(failed))
 

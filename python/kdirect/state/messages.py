@@ -261,7 +261,8 @@ class SnapshotDone:
 class Failed:
     """An error of an executor.  If it is `retriable`, because a broker does not answer for example,
     the job begins again; one that a repetition would meet again ends it.  `error` is the name of
-    its class in `kdirect.errors`."""
+    its class in `kdirect.errors`, and `topic`, `partition` and `offset` say of which record it is;
+    empty and -1: of none."""
 
     type: ClassVar[str] = "failed"
     executor: int
@@ -269,6 +270,19 @@ class Failed:
     message: str
     hint: str = ""
     retriable: bool = False
+    topic: str = ""
+    partition: int = -1
+    offset: int = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchOver:
+    """All executors have done the batch.  Until then one that leaves would be lost to the others,
+    which are in the midst of it."""
+
+    type: ClassVar[str] = "batch_over"
+    attempt: int
+    batch: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -295,7 +309,15 @@ FromExecutor: TypeAlias = (
     | Failed
 )
 FromCoordinator: TypeAlias = (
-    Welcome | Restore | FetchedPart | Connect | StartBatch | TakeOutput | TakeSnapshot | Stop
+    Welcome
+    | Restore
+    | FetchedPart
+    | Connect
+    | StartBatch
+    | BatchOver
+    | TakeOutput
+    | TakeSnapshot
+    | Stop
 )
 Message: TypeAlias = FromExecutor | FromCoordinator
 _CLASSES: dict[str, Any] = {c.type: c for u in (FromExecutor, FromCoordinator) for c in get_args(u)}
@@ -444,4 +466,7 @@ _READERS: dict[str, Any] = {
     "error": _text,
     "message": _text,
     "hint": _text,
+    "topic": _text,
+    "partition": lambda m, name: m.number(name, -1),
+    "offset": lambda m, name: m.number(name, -1),
 }
