@@ -580,8 +580,9 @@ SPARK = Options("Spark options", (
 ), ignore_case=True)
 
 ENGINE = Options("Options of the state engine", (
-    Option("exchange", "enum", "auto",
-           "How executors reach each other: over RDMA, over TCP, or RDMA where there is a path.",
+    Option("exchange", "enum", "rdma",
+           "How executors reach each other: over RDMA, over TCP, or (auto) over RDMA where there "
+           "is a path and else over TCP.",
            choices=("auto", "rdma", "tcp")),
     Option("provider", "enum", "shm",
            "The RDMA provider of the exchange: shm within one host, verbs between hosts.",

@@ -62,7 +62,7 @@ def test_freed_blocks_of_other_sizes_are_joined_before_the_limit_is_met() -> Non
 def test_the_limit_names_itself_the_need_and_the_option() -> None:
     memory = StateMemory.anonymous(LIMIT)
     memory.allocate(19)
-    with pytest.raises(StateLimitError, match=rf"{LIMIT} bytes.*{1 << 19}.*state\.limit\.bytes"):
+    with pytest.raises(StateLimitError, match=rf"{LIMIT} bytes.*{1 << 19}.*state_limit"):
         memory.allocate(19)
     memory.allocate(12)
 
@@ -84,7 +84,7 @@ def test_a_full_file_system_is_an_error_and_no_signal(tmp_path: Path) -> None:
 
 
 def test_memory_without_room_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"state\.limit\.bytes"):
+    with pytest.raises(ConfigError, match=r"state_limit"):
         StateMemory.anonymous(1000)
 
 
@@ -113,7 +113,7 @@ def test_pages_are_registered_before_use_and_come_back() -> None:
     delta = backend.flush(1)
     assert seen == [0, 1] and delta.entries == 12_000
     assert all(p.length <= (1 << 16) - 32 and p.position % (1 << 16) == 0 for p in delta.pages)
-    with pytest.raises(StateLimitError, match=r"state\.delta\.limit\.bytes"):
+    with pytest.raises(StateLimitError, match=r"fragment_limit"):
         update(backend, rows)
     backend.release(delta.pages)
     again = Backend(plan, executor=0, executors=2, owners=[1] * 256, pages=pages,

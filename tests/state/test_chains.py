@@ -202,7 +202,7 @@ def test_a_chain_that_leaves_its_log_is_found_before_it_is_followed(tmp_path: An
 def test_the_limit_of_the_state_is_named() -> None:
     plan = join()
     cluster = Cluster(plan, 1, limit=1 << 16)
-    with pytest.raises(StateLimitError, match=r"state\.limit\.bytes"):
+    with pytest.raises(StateLimitError, match=r"state_limit"):
         update(cluster.executors[0], 0, plan.inputs[0], left_rows(5000), NOW_US)
 
 

@@ -220,5 +220,5 @@ def test_an_entry_that_fits_into_no_page_is_an_error() -> None:
     wide = Aggregate(kind="approx_count_distinct", column="s", precision_bits=16)
     plan = plan_of(SCHEMA, ["k"], WINDOW, [wide])
     _, helper = cluster_of(plan, 2)
-    with pytest.raises(StateError, match=r"does not fit into a page.*state\.page\.bytes"):
+    with pytest.raises(StateError, match=r"does not fit into a page.*slot_bytes"):
         update(helper, rows(50, 60))

@@ -23,6 +23,7 @@ from kdirect.errors import (
     TransportError,
     UnknownTopicError,
 )
+from kdirect.model import TopicPartition
 from kdirect.state import snapshots
 from kdirect.state.stream_job import run
 from tests.state import jobs
@@ -164,16 +165,69 @@ def test_a_bad_row_ends_a_job_that_fails_fast(broker: Any, session: Session, see
     with session.producer() as producer:
         producer.send_arrow(pa.record_batch({"value": pa.array([b"short"])}), jobs.TOPIC)
         producer.flush()
-    with pytest.raises(BadValueError, match=r"executor 0: .*events-0.*\b100\b"):
+    with pytest.raises(BadValueError, match=r"executor 0: .*events-0.*\b100\b") as said:
         run_all(broker, plan=jobs.plan(mode="FAILFAST"), executors=2)
+    assert said.value.topic_partition == TopicPartition(jobs.TOPIC, 0)
+    assert said.value.offset == 100
+
+
+def test_a_job_that_failed_fast_goes_on_in_permissive_mode(
+    broker: Any, session: Session, seed: int, tmp_path: Path
+) -> None:
+    """As its error says, in the same directory.  The batches before it were committed."""
+    rows = jobs.events(seed, 30_000)
+    jobs.write(session, rows[:20_000], 2)
+    settings = {"executors": 2, "directory": tmp_path, "until": "latest", "batch_records": 10_000}
+    tables = []
+    with run(jobs.plan(mode="FAILFAST"), broker.bootstrap_servers, **settings) as job:
+        tables += [table for _, table in job]
+    jobs.write(session, rows[20_000:], 2)
+    wanted = jobs.expected(session)
+    with session.producer() as producer:
+        producer.send_arrow(pa.record_batch({"value": pa.array([b"short"])}), jobs.TOPIC)
+        producer.flush()
+    with (
+        pytest.raises(BadValueError, match="PERMISSIVE"),
+        run(jobs.plan(mode="FAILFAST"), broker.bootstrap_servers, **settings) as job,
+    ):
+        for _, table in job:
+            tables.append(table)
+    with run(jobs.plan(), broker.bootstrap_servers, **settings) as job:
+        tables += [table for _, table in job]
+        assert job.counts["wrong_size"] == 1
+    jobs.assert_same(jobs.rows_of(tables), wanted)
 
 
 def test_state_beyond_its_limit_is_an_error_that_names_it(
     broker: Any, session: Session, seed: int
 ) -> None:
     jobs.write(session, jobs.events(seed, 200_000, keys=1 << 40), 2)
-    with pytest.raises(StateLimitError, match=r"executor \d: .*state"):
+    with pytest.raises(StateLimitError, match=r"executor \d: .*state_limit"):
         run_all(broker, executors=2, state_limit=2 << 20)
+
+
+def test_a_job_at_its_limit_goes_on_with_a_larger_one(
+    broker: Any, session: Session, seed: int, tmp_path: Path
+) -> None:
+    """The first batch has few keys, the second one more than there is room for."""
+    records = 100_000
+    later = jobs.FIRST_MS + records // 10
+    jobs.write(session, jobs.events(seed, records), 2)
+    jobs.write(session, jobs.events(seed, records, keys=1 << 40, start_ms=later), 2)
+    settings = {
+        "executors": 2, "directory": tmp_path, "until": "latest", "batch_records": records,
+    }  # fmt: skip
+    tables: list[pa.Table] = []
+    with (
+        pytest.raises(StateLimitError, match="state_limit"),
+        run(jobs.plan(), broker.bootstrap_servers, state_limit=2 << 20, **settings) as job,
+    ):
+        for _, table in job:
+            tables.append(table)
+    assert tables
+    with run(jobs.plan(), broker.bootstrap_servers, **settings) as job:
+        tables += [table for _, table in job]
+    jobs.assert_same(jobs.rows_of(tables), jobs.expected(session))
 
 
 def test_a_second_job_in_a_directory_is_refused(
@@ -234,7 +288,7 @@ def test_a_damaged_snapshot_is_left_out_and_the_one_before_it_used(
         ({"executors": 1, "mode": "uppar", "layout": "split"}, ConfigError, "1 executors"),
         ({"until": "tomorrow"}, ConfigError, "until='tomorrow'"),
         ({"epoch_byte": 5}, ConfigError, "did you mean epoch_bytes"),
-        ({"exchange": "rdma", "provider": "verbs"}, TransportError, "exchange=rdma cannot be had"),
+        ({"provider": "verbs"}, TransportError, "exchange=rdma cannot be had"),
         ({"source": "127.0.0.1:1"}, KdirectError, "127.0.0.1:1"),
     ],
     ids=lambda value: str(value)[:40],
@@ -258,7 +312,12 @@ def test_auto_takes_tcp_where_there_is_no_device_and_says_why(
 ) -> None:
     jobs.write(session, jobs.events(seed, 5000), 2)
     with run(
-        jobs.plan(), broker.bootstrap_servers, executors=2, until="latest", provider="verbs"
+        jobs.plan(),
+        broker.bootstrap_servers,
+        executors=2,
+        until="latest",
+        provider="verbs",
+        exchange="auto",
     ) as job:
         if job.exchange == "rdma":
             pytest.skip("there is an RDMA device here, so auto takes it")

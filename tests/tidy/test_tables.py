@@ -37,6 +37,21 @@ def test_docs_are_fresh() -> None:
     assert not run.stdout, f"run `make docs`:\n{run.stdout}"
 
 
+def test_the_state_engine_names_options_that_exist() -> None:
+    from kdirect import docs
+
+    known = {row.name for table in docs.option_tables() for row in table.rows}
+    said = re.compile(r"\boption ([a-z][a-z_.]*[a-z])")
+    found = [
+        (ident(path), name)
+        for path in sources(".py", ".pyx")
+        if path.parent == PACKAGES["kdirect"] / "state"
+        for name in said.findall(path.read_text())
+    ]
+    assert len(found) > 5
+    assert [(where, name) for where, name in found if name not in known] == []
+
+
 def test_option_tables_are_well_formed() -> None:
     from kdirect import docs, option_table
 

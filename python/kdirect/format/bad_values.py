@@ -31,7 +31,7 @@ class DropReason(Enum):
 TIME_FAULTS = {
     DropReason.NULL_TIME: "the event time is null",
     DropReason.BEFORE_1970: "the event time is before 1970",
-    DropReason.TOO_FAR_AHEAD: "the event time is further ahead of the wall clock than maxAhead",
+    DropReason.TOO_FAR_AHEAD: "the event time is further ahead of the wall clock than max_ahead_us",
 }
 
 

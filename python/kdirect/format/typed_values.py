@@ -27,6 +27,7 @@ import pyarrow.json as pj
 from kdirect.errors import ConfigError
 from kdirect.format.bad_values import SAMPLES, BadRow, Dropped, DropReason
 
+NO_OBJECT = "the value is no JSON object"
 _OBJECT = r"(?s)^\s*(\{.*\}|null)\s*$"  # what can be a value of a row at all
 
 
@@ -99,8 +100,9 @@ class JsonValues(_Values):
             return whole, _indices(count)
         # What cannot be an object is found without parsing; the others by halving.
         likely = pc.match_substring_regex(values, _OBJECT)
-        for index in pc.indices_nonzero(pc.invert(likely)).to_pylist():
-            self._drop(offsets[index].as_py(), "", "the value is no JSON object")
+        bad: dict[int, pa.Array | None] = dict.fromkeys(
+            pc.indices_nonzero(pc.invert(likely)).to_pylist()
+        )
         where = pc.indices_nonzero(likely).cast(pa.int64())
         candidates = values.take(where)
         parts: list[list[pa.Array]] = []
@@ -116,11 +118,14 @@ class JsonValues(_Values):
                 parts.append(columns)
                 kept.append(where.slice(start, stop - start))
             elif stop - start == 1:
-                offset = offsets[where[start].as_py()].as_py()
-                self._drop(offset, *self._blame(piece))
+                bad[where[start].as_py()] = piece
             else:
                 middle = (start + stop) // 2
                 stack += [(middle, stop), (start, middle)]
+        for index in sorted(bad):
+            found = bad[index]
+            blame = ("", NO_OBJECT) if found is None else self._blame(found)
+            self._drop(offsets[index].as_py(), *blame)
         return self._joined(parts), pa.concat_arrays(kept) if kept else _indices(0)
 
     def _blame(self, value: pa.Array) -> tuple[str, str]:
@@ -133,7 +138,7 @@ class JsonValues(_Values):
                 break
             if self._parse(value, pa.schema([field])) is None:
                 return field.name, f"it is no {field.type}"
-        return "", "the value is no JSON object"
+        return "", NO_OBJECT
 
     def _parse(self, values: pa.Array, schema: pa.Schema) -> list[pa.Array] | None:
         """The columns of these values, if each of them is one good row; else None."""
@@ -197,18 +202,20 @@ class ArrowValues(_Values):
         for index in range(len(values)):
             message = data.slice(ends[index], ends[index + 1] - ends[index])
             field, why = "", "the value is neither an Arrow stream nor a record batch message"
+            column: pa.Array | None = None
             try:
                 batches = self._batches(message)
                 taken = []
                 for batch in batches:
                     batch.validate(full=True)
                     for wanted in self.schema:
-                        field, why = wanted.name, f"it is no {wanted.type}"
-                        if batch.schema.get_field_index(wanted.name) < 0:
-                            why = "the value has no such column"
-                            raise pa.ArrowInvalid(why)
-                        taken.append(pc.cast(batch.column(wanted.name), wanted.type))
+                        field, why = wanted.name, "the value has no such column"
+                        column = batch.column(wanted.name)
+                        why = f"it is no {wanted.type}"
+                        taken.append(pc.cast(column, wanted.type))
             except (pa.ArrowException, OSError, EOFError, KeyError, TypeError):
+                if column is not None and (row := _first_other(column, wanted.type)) is not None:
+                    why += f" in row {row} of the value"
                 self._drop(offsets[index].as_py(), field, why)
                 counts.append(0)
                 continue
@@ -225,6 +232,28 @@ class ArrowValues(_Values):
             return [pa.ipc.read_record_batch(first, self._written)]
         with pa.ipc.open_stream(pa.BufferReader(message)) as stream:
             return list(stream)
+
+
+def _fits(column: pa.Array, kind: pa.DataType) -> bool:
+    try:
+        pc.cast(column, kind)
+    except pa.ArrowException:
+        return False
+    return True
+
+
+def _first_other(column: pa.Array, kind: pa.DataType) -> int | None:
+    """The first row that does not fit a type; None where all do, or none of this column could."""
+    if _fits(column, kind) or not _fits(column.slice(0, 0), kind):
+        return None
+    least, most = 0, len(column) - 1  # the row is among these
+    while least < most:
+        middle = (least + most) // 2
+        if _fits(column.slice(least, middle + 1 - least), kind):
+            least = middle + 1
+        else:
+            most = middle
+    return least
 
 
 def _flat(values: pa.Array) -> tuple[pa.Buffer, list[int]]:

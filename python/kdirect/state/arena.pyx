@@ -95,7 +95,7 @@ cdef class StateMemory:
                 raise StateLimitError(
                     f"{self.name} may hold {self.limit} bytes of state and {self.allocated} are in "
                     f"use; {size} more are needed",
-                    hint="raise the option state.limit.bytes, use more executors, or make windows "
+                    hint="raise the option state_limit, use more executors, or make windows "
                     "shorter")
         self.allocated += size
         return position
@@ -159,7 +159,7 @@ cdef class StateMemory:
                     raise StateLimitError(
                         f"the file system of {self.name} has no room: {self.allocated} bytes of "
                         f"state are in use, {end - self._backed} more are needed",
-                        hint="make room there, or lower the option state.limit.bytes") from e
+                        hint="make room there, or lower the option state_limit") from e
             else:
                 break
         self._backed = to
@@ -217,7 +217,7 @@ cdef StateMemory _mapped(int fd, limit, name):
     memory.name = name
     if limit < LEAST_LIMIT:
         raise ConfigError(f"{limit} bytes cannot hold state",
-                          hint=f"set state.limit.bytes to {LEAST_LIMIT} or more")
+                          hint=f"set state_limit to {LEAST_LIMIT} or more")
     memory.limit = limit // mmap.PAGESIZE * mmap.PAGESIZE
     size = os.fstat(fd).st_size
     if size < <object>memory.limit:
@@ -225,7 +225,7 @@ cdef StateMemory _mapped(int fd, limit, name):
     p = c_mmap(NULL, memory.limit, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0)
     if p == MAP_FAILED:
         raise StateLimitError(f"cannot map {memory.limit} bytes of {name}",
-                              hint="lower state.limit.bytes or raise `ulimit -v`")
+                              hint="lower state_limit or raise `ulimit -v`")
     memory.base = <uint8_t*>p
     memory.top = STATE_HEADER_BYTES
     memory._free = [[] for _ in range(LARGEST_LOG + 1)]
@@ -270,7 +270,7 @@ cdef class PageMemory:
         if (len(self.chunks) + 1) * <object>self.chunk_bytes > self.limit:
             raise StateLimitError(
                 f"deltas may use {self.limit} bytes and all of them wait to be sent",
-                hint="raise the option state.delta.limit.bytes, or make epochs shorter")
+                hint="raise the option fragment_limit, or make epochs shorter")
         chunk = self._allocate(self.chunk_bytes)
         if chunk.length < self.chunk_bytes:
             raise ValueError("a chunk is shorter than what was asked for")

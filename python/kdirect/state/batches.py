@@ -130,7 +130,7 @@ class BatchRecord:
     """One line of ``batches.log``, durable before the batch runs.
 
     `ranges` has every partition of every input, with an empty range where there is nothing new.
-    `now_us` is the wall clock that `maxAhead` is compared with.  Partitions in `idle` hold no
+    `now_us` is the wall clock that `max_ahead_us` is compared with.  Partitions in `idle` hold no
     window open; their ranges are empty.  `clock` is the vector clock after batch number-1, and
     `closed_before` the time below which all windows were emitted by then.
     """

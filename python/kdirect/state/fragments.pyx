@@ -51,7 +51,7 @@ cdef class PageLog(Log):
         if need > self.pages.room - PAGE_HEADER_BYTES:
             raise StateError(
                 f"an entry of {need} bytes does not fit into a page of {self.pages.page_bytes}",
-                hint="raise the option state.page.bytes, group by shorter keys, or lower "
+                hint="raise the option slot_bytes, group by shorter keys, or lower "
                 "precision_bits")
         if self._segments:
             self._segments[-1][2] = self.c.tail

@@ -90,7 +90,8 @@ class Input:
         self._fill_schema()
         put(self, "mode", str(self.mode).upper())
         put(self, "delay_us", duration_us(self.delay_us, f"input {self.name}: delay"))
-        put(self, "max_ahead_us", duration_us(self.max_ahead_us, f"input {self.name}: maxAhead"))
+        ahead = duration_us(self.max_ahead_us, f"input {self.name}: max_ahead_us")
+        put(self, "max_ahead_us", ahead)
         self._choose("mode", MODES)
         self._choose("time_unit", tuple(TIME_UNITS))
         for name in ("delay_us", "max_ahead_us"):
@@ -487,9 +488,20 @@ def _check_names(what: str, names: list[str]) -> None:
 # -- JSON ------------------------------------------------------------------------------------------
 
 
+def identity_of(plan: Plan) -> dict[str, Any]:
+    """The plan as JSON, without what may change from one start of a job to the next: the mode of
+    its inputs.  What a job in mode FAILFAST has committed had no bad row, so in mode PERMISSIVE it
+    goes on as if it had always been in that mode."""
+    found = plan.to_json()
+    for name in ("input", "left", "right"):
+        if name in found:
+            found[name] = {key: value for key, value in found[name].items() if key != "mode"}
+    return found
+
+
 def plan_hash(plan: Plan) -> str:
-    """32 hex digits, equal for equal plans in every process and on every machine."""
-    return hashlib.sha256(canonical(plan.to_json()).encode()).hexdigest()[:32]
+    """32 hex digits of its identity, the same in every process and on every machine."""
+    return hashlib.sha256(canonical(identity_of(plan)).encode()).hexdigest()[:32]
 
 
 def plan_from_json(value: Any) -> Plan:

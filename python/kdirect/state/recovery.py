@@ -192,5 +192,5 @@ def _check_kept(situation: Situation, number: int) -> None:
             raise DataLossError(
                 f"state was lost, and offsets {wanted.start} to {wanted.end} of {tp.topic}-"
                 f"{tp.partition} are needed to rebuild it; the topic begins at {start}",
-                hint="raise the topic's retention above snapshotInterval; " + _NEW,
+                hint="raise the topic's retention above snapshot_interval; " + _NEW,
             )

@@ -92,7 +92,7 @@ class TopicSource:
 
     `columns`: which ones the blocks have (the plan's `columns_decoded`); those of `where` and the
     event time are decoded in addition where they are needed.  `latest_us`: event times after it are
-    too far ahead (the wall clock of the batch plus maxAhead).  One thread; use it as a context
+    too far ahead (the wall clock of the batch plus max_ahead_us).  One thread; use it as a context
     manager, or `close` it: then what READs the partition serves the next source of it.
 
     Raises from `blocks` what a `Reader` raises, and BadValueError in mode FAILFAST."""

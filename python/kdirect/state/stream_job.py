@@ -37,7 +37,7 @@ from kdirect.state.directory import JobDirectory
 from kdirect.state.executor import ExecutorSettings
 from kdirect.state.launcher import Launcher, LocalLauncher
 from kdirect.state.mapped import MappedDirectory
-from kdirect.state.plan import VPARTS, Plan
+from kdirect.state.plan import VPARTS, Plan, identity_of
 
 MODES = ("slash", "uppar")
 LAYOUTS = ("colocated", "split")
@@ -117,7 +117,7 @@ class StateJob:
         self._source = dict(source)
         try:
             self._session = connect(source)
-            job_file = {"plan": plan.to_json()}
+            job_file = {"plan": identity_of(plan)}
             self._directory = JobDirectory.open(directory, job_file, plan_hash=plan.hash)
             self._mapped = self._directory.map_state(options["state_memory"])
             self._server = self._coordinator(
