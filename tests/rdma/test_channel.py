@@ -443,6 +443,15 @@ def test_settings_are_checked(options: dict) -> None:
         ChannelSet(SimNetwork(1).device(), **options)
 
 
+def test_a_ring_of_more_than_four_gib_is_whole(shm_rig: Rig) -> None:
+    """Its size was a number of 32 bits: the receiver looked far beyond a ring of 8 KiB."""
+    slots, slot_bytes = 1024, (4 << 20) + 8
+    ends = Ends(shm_rig, slots=slots, slot_bytes=slot_bytes)
+    assert channel_probe.ring_region(ends.receiver).length == slots * slot_bytes
+    for i in range(3):
+        assert ends.send(b"%d" % i) and ends.receive() == b"%d" % i
+
+
 def test_what_does_not_fit_is_refused(rig: Rig) -> None:
     ends = Ends(rig)
     log = ends.near.register(Memory.anonymous(4096))

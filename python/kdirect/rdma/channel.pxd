@@ -1,5 +1,5 @@
 """The channels of a process: see channel.pyx."""
-from libc.stdint cimport uint32_t
+from libc.stdint cimport uint32_t, uint64_t
 
 from kdirect.rdma.channel_ends cimport Wakeups
 
@@ -12,6 +12,7 @@ cdef class ChannelSet(Wakeups):
     cdef void** _by_number
     cdef readonly uint32_t most
     cdef readonly uint32_t slots, slot_bytes
+    cdef readonly uint64_t ring_bytes           # of all slots of a channel
     cdef bint _woken                            # `wake` was called since it last ended a wait
     cdef bint _closed
 

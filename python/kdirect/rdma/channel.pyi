@@ -13,6 +13,7 @@ class ChannelSet(Wakeups):
     most: int
     slots: int
     slot_bytes: int
+    ring_bytes: int
     def __init__(
         self,
         device: Any,

@@ -53,7 +53,7 @@ its own send completion queue.  There is no lock.  One thread at a time calls a 
 channels; only `ChannelSet.wake` may be called from any thread.
 """
 
-from libc.stdint cimport int64_t, uint32_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 
 from kdirect.machine cimport kd_now_ns, kd_pause
@@ -96,6 +96,7 @@ cdef class ChannelSet(Wakeups):
         self.most = most
         self.slots = slots
         self.slot_bytes = slot_bytes
+        self.ring_bytes = <uint64_t> slots * slot_bytes
         self._by_number = <void**> calloc(most, sizeof(void*))
         if self._by_number == NULL:
             raise MemoryError()
@@ -123,8 +124,8 @@ cdef class ChannelSet(Wakeups):
         """The receiving end of a channel from `peer`."""
         end = self._new_end(peer, CREDIT_SOURCES, CREDIT_SOURCES)
         ring = self.domain.register(
-            Memory.anonymous(self.slots * self.slot_bytes, "kdirect-channel"),
-            LOCAL_WRITE | REMOTE_WRITE, 0, self.slots * self.slot_bytes)
+            Memory.anonymous(self.ring_bytes, "kdirect-channel"), LOCAL_WRITE | REMOTE_WRITE, 0,
+            self.ring_bytes)
         sources = self.register(Memory.anonymous(CREDIT_SOURCES * CREDIT_BYTES, "kdirect-credits"))
         end.listen()                          # so that its offer may be taken at any time
         receiver = Receiver(end, ring, sources, self.slots, self.slot_bytes)

@@ -351,7 +351,7 @@ cdef class Sender(CreditRing):
             # The channel's own, registered for the transport alone; see the module for who may use
             # a slot of it when.
             self._staging = self.end.channels.register(
-                Memory.anonymous(self.slots * self.slot_bytes, "kdirect-staging"))
+                Memory.anonymous(<uint64_t> self.slots * self.slot_bytes, "kdirect-staging"))
         at = (self.posted & (self.slots - 1)) * self.slot_bytes
         return memoryview(self._staging.memory)[at : at + self.payload_bytes]
 
