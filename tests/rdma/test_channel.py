@@ -30,7 +30,7 @@ from kdirect.rdma.contract import Memory
 from kdirect.rdma.sim import SimNetwork
 from tests.rdma.channel_model import generation
 from tests.rdma.channels import SLOT_BYTES, SLOTS, Ends
-from tests.rdma.conftest import WAIT_MS, Rig
+from tests.rdma.conftest import WAIT_MS, Rig, completions
 
 MOST = SLOT_BYTES - layout.FOOTER_BYTES
 CALLS = ("send", "wake", "poll", "release", "sleep", "step")
@@ -366,6 +366,49 @@ def test_what_had_arrived_is_received_after_the_peer_has_gone(rig: Rig) -> None:
     assert caught.value.peer == "the near end" and caught.value.retriable
     with pytest.raises(ChannelLostError):
         ends.far.check()
+
+
+def test_a_peer_that_goes_when_all_receives_are_used_is_missed(rig: Rig) -> None:
+    """No receive was left whose completion would say so: the other end waited for ever."""
+    far = ChannelSet(rig.other_device, most=1, slots=2, slot_bytes=SLOT_BYTES)
+    receiver, near = far.receiver("the near end"), rig.end()
+    address = near.qp.address
+    offer = struct.pack(
+        "<4sHHIIQII", layout.OFFER_MAGIC, layout.ROLE_SENDER, 0, 2, SLOT_BYTES, near.address,
+        near.rkey, len(address)
+    )  # fmt: skip
+    receiver.connect(offer + address)
+    near.qp.connect(receiver.offer[layout.OFFER_BYTES :], True)
+    ring = channel_probe.ring_region(receiver)
+    receives = 2 * far.slots
+    for i in range(receives):
+        near.qp.post_write_imm(i, near.region, 0, 0, ring.address, ring.rkey, i)
+    assert all(wc.ok for wc in completions(near.send_cq, receives))
+    near.qp.close()
+    assert far.wait(WAIT_MS)
+    with pytest.raises(ChannelLostError, match=r"near end is lost \(it has disconnected"):
+        receiver.poll()
+
+
+def test_a_child_made_by_fork_is_told_so(shm_rig: Rig) -> None:
+    """It was told that the peer has gone."""
+    ends = Ends(shm_rig)
+    assert ends.sender.buffer() is not None
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            ends.sender.send(1)
+        except ChannelError as e:
+            os.write(writing, f"{type(e).__name__} {e} {e.peer}".encode())
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    os.close(writing)
+    said = os.read(reading, 1000).decode()
+    os.close(reading)
+    assert said.startswith("ChannelError the channel with the far end was opened by the process")
+    assert ends.send(b"x") and ends.receive() == b"x"
 
 
 def test_a_wait_ends_once_when_a_channel_ends(rig: Rig) -> None:

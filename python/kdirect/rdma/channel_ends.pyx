@@ -7,7 +7,7 @@ share, and making and closing channels (`kdirect.rdma.channel`).
 """
 
 cimport cython
-from libc.errno cimport EAGAIN, ENOMEM
+from libc.errno cimport EAGAIN, ECHILD, ENOMEM, ENOTCONN
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
@@ -79,7 +79,11 @@ cdef class ChannelEnd(WriteQueue):
             return None
         if self.how == END_CLOSED:
             return ClosedError(f"{name} is closed", hint="open another")
-        if self.how == END_LOST:
+        if self._status == ERRNO_STATUS + ECHILD:
+            error = ChannelError(
+                f"{name} was opened by the process that forked this one",
+                hint="open a channel in this process")
+        elif self.how == END_LOST:
             gone = self._status == WC_WR_FLUSH_ERR
             error = ChannelLostError(
                 f"{name} is lost ({'it has disconnected' if gone else self.broken})",
@@ -149,6 +153,7 @@ cdef class ChannelEnd(WriteQueue):
 
     cdef void c_take(self, const work_completion* wc) noexcept nogil:
         """A receive has completed: a wake-up came, or the end."""
+        cdef int rc
         if wc.qp_num != self._qp.qp_num:
             return                            # of a channel that was closed
         if wc.status != WC_SUCCESS:
@@ -156,7 +161,11 @@ cdef class ChannelEnd(WriteQueue):
             self.c_note(wc.status)
         else:
             self.receives_taken += 1
-            self._qp.c_post_recv(wc.wr_id, 0, 0, 0)
+            rc = self._qp.c_post_recv(wc.wr_id, 0, 0, 0)
+            if rc != 0:
+                # It has ended, and if this was the last receive no completion will say so.
+                self.c_drain()
+                self.c_note(WC_WR_FLUSH_ERR if rc == ENOTCONN else <uint32_t> (ERRNO_STATUS + rc))
 
     cdef bint c_ready(self) noexcept nogil:
         """Return the credits that are due; is there anything to do here?"""
