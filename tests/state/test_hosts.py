@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import socket
 import struct
@@ -499,3 +500,65 @@ def test_a_sender_without_the_token_is_no_sender(monkeypatch: pytest.MonkeyPatch
     finally:
         for end in ends:
             end.close()
+
+
+@pytest.fixture
+def tcp_ends() -> Iterator[list[TcpExchange]]:
+    """Executors 0 and 1, connected."""
+    ends = [TcpExchange(i, 2, host="127.0.0.1", token="a" * 32) for i in range(2)]
+    addresses = [end.address() for end in ends]
+    for end in ends:
+        end.connect(addresses)
+
+    def all_are_there() -> bool:
+        for end in ends:
+            end.wait(10)
+        return ends[0].receivers[1].attached and ends[1].receivers[0].attached
+
+    wait_until(all_are_there)
+    yield ends
+    for end in ends:
+        end.close()
+
+
+def test_an_exchange_may_have_descriptors_of_any_number() -> None:
+    """`select` takes none above 1023."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 4096), hard))
+    taken = [os.open("/dev/null", os.O_RDONLY) for _ in range(1100)]
+    try:
+        ends = [TcpExchange(i, 2, host="127.0.0.1", token="a" * 32) for i in range(2)]
+        addresses = [end.address() for end in ends]
+        for end in ends:
+            end.connect(addresses)
+        assert ends[1].senders[0].fileno() > 1023
+        assert ends[0].senders[1].send_from(memoryview(b"abc"), 0, 3)
+        wait_until(lambda: ends[1].wait(10) and ends[1].receivers[0].poll())
+        ends[0].flush()
+        for end in ends:
+            end.close()
+    finally:
+        for fd in taken:
+            os.close(fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_wait_ends_when_it_has_made_room_itself(tcp_ends: list[TcpExchange]) -> None:
+    """It slept although a sender that had found none could go on."""
+    sender, receiver = tcp_ends[0].senders[1], tcp_ends[1].receivers[0]
+    page = memoryview(bytes(sender.payload_bytes))
+    while sender.may_send:
+        assert sender.send_from(page, 0, len(page))
+
+    made = 0
+    for _ in range(200):
+        wait_until(receiver.poll)
+        receiver.release()
+        before = sender.completed
+        is_ready = tcp_ends[0].wait(20)
+        if sender.completed > before:
+            made += 1
+            assert is_ready
+        while sender.may_send:
+            assert sender.send_from(page, 0, len(page))
+    assert made

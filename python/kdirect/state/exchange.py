@@ -14,7 +14,7 @@ from __future__ import annotations
 import base64
 import binascii
 import logging
-import select
+import selectors
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -277,20 +277,21 @@ class TcpExchange:
     def wait(self, timeout_ms: int) -> bool:
         reading = [r for r in self.receivers.values() if r.fileno() >= 0]
         writing = [s for s in self.senders.values() if s.waits_to_write]
+        moved = False
         for sender in writing:
-            sender.poll()
+            moved |= sender.poll()
         at_door = self._door.waits_on
-        readers: list[Any] = [*reading, *at_door]
-        readable, writable, _ = select.select(readers, writing, [], timeout_ms / 1000)
-        for sender in writable:
-            sender.poll()
+        ready = _ready([*reading, *at_door], writing, 0 if moved else timeout_ms / 1000)
+        for sender in writing:
+            if sender in ready:
+                sender.poll()
         if at_door:
             self._door.admit()
-        return bool(readable or writable)
+        return bool(ready) or moved
 
     def flush(self) -> None:
         while writing := [s for s in self.senders.values() if s.completed < s.sent]:
-            if not select.select([], writing, [], FLUSH_TIMEOUT_S)[1]:
+            if not _ready([], writing, FLUSH_TIMEOUT_S):
                 raise StateExchangeError(f"{writing[0].peer} does not read")
             for sender in writing:
                 sender.poll()
@@ -301,6 +302,16 @@ class TcpExchange:
             sender.close()
         for receiver in self.receivers.values():
             receiver.close()
+
+
+def _ready(readers: Sequence[Any], writers: Sequence[Any], timeout_s: float) -> list[Any]:
+    """Those that can read or write; whatever the numbers of their descriptors are."""
+    with selectors.PollSelector() as selector:
+        for reader in readers:
+            selector.register(reader, selectors.EVENT_READ)
+        for writer in writers:
+            selector.register(writer, selectors.EVENT_WRITE)
+        return [key.fileobj for key, _ in selector.select(timeout_s)]
 
 
 def _text(data: bytes) -> str:
