@@ -543,6 +543,28 @@ def test_an_exchange_may_have_descriptors_of_any_number() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
+def test_a_child_made_by_fork_keeps_no_channel_open(tcp_ends: list[TcpExchange]) -> None:
+    """Its peers did not miss an executor that had ended before its child."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.close(writing)
+            os.read(reading, 1)  # until the test has ended
+        finally:
+            os._exit(0)
+    os.close(reading)
+    try:
+        tcp_ends[0].close()
+        with pytest.raises(StateExchangeError, match="executor 0 has gone"):
+            for _ in range(100):
+                tcp_ends[1].wait(10)
+                tcp_ends[1].receivers[0].poll()
+    finally:
+        os.close(writing)
+        os.waitpid(child, 0)
+
+
 def test_a_wait_ends_when_it_has_made_room_itself(tcp_ends: list[TcpExchange]) -> None:
     """It slept although a sender that had found none could go on."""
     sender, receiver = tcp_ends[0].senders[1], tcp_ends[1].receivers[0]

@@ -56,6 +56,11 @@ KEEP_ALIVE = (
 _sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
 
+def close_in_children(sock: socket.socket) -> None:
+    """Close the copy of `sock` in every child that this process makes by fork."""
+    _sockets.add(sock)
+
+
 def _after_fork_in_child() -> None:
     for sock in list(_sockets):
         sock.close()
@@ -85,7 +90,7 @@ class ControlConnection:
     long.  Raises StateProtocolError when the peer breaks the framing or has gone; then `closed`."""
 
     def __init__(self, sock: socket.socket, peer: str, *, limit: int = MAX_MESSAGE_BYTES) -> None:
-        _sockets.add(sock)
+        close_in_children(sock)
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.peer = peer
@@ -279,7 +284,7 @@ class ControlListener:
         self.token = token
         self.refused = 0
         self._socket = _server(host, port)
-        _sockets.add(self._socket)
+        close_in_children(self._socket)
         self._socket.setblocking(False)
         self._paused_until = 0.0
         self._pending: dict[ControlConnection, float] = {}

@@ -25,7 +25,7 @@ from kdirect.errors import StateExchangeError
 from kdirect.format.batch import crc32c
 from kdirect.rdma.contract import Memory
 from kdirect.rdma.layout import FOOTER_BYTES
-from kdirect.state.control import keep_alive
+from kdirect.state.control import close_in_children, keep_alive
 
 # sequence, batch, epoch, attempt, length, CRC, flags, kind, generation (always 1 here).
 HEAD = struct.Struct("<QIIIIIHBB")
@@ -57,6 +57,7 @@ class TcpSender:
         """Reach the receiver's door."""
         try:
             sock = socket.create_connection((host, port), timeout=CONNECT_TIMEOUT_S)
+            close_in_children(sock)
             keep_alive(sock)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             sock.sendall(HELLO.pack(sender, token.encode()))
@@ -273,6 +274,7 @@ class TcpDoor:
         self._receivers = receivers
         family = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][0]
         self._socket = socket.create_server((host, 0), family=family, backlog=128)
+        close_in_children(self._socket)
         self._socket.setblocking(False)
         self._strangers: dict[socket.socket, _Stranger] = {}
         self.refused = 0
@@ -297,6 +299,7 @@ class TcpDoor:
         with contextlib.suppress(OSError):  # none left, or none that can be had now
             while True:
                 sock, _ = self._socket.accept()
+                close_in_children(sock)
                 sock.setblocking(False)
                 self._turn_away(list(self._strangers)[: 1 - MOST_STRANGERS])
                 self._strangers[sock] = _Stranger(time.monotonic() + HELLO_TIMEOUT_S)
