@@ -3,6 +3,7 @@ processes on the addresses of one host.  Two hosts are in tests/guest."""
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import resource
@@ -23,11 +24,17 @@ import pytest
 
 import kdirect
 from kdirect.client.session import Session
-from kdirect.errors import ConfigError, StateExchangeError, TimedOutError
+from kdirect.errors import (
+    ConfigError,
+    RdmaError,
+    StateExchangeError,
+    TimedOutError,
+    TransportError,
+)
 from kdirect.model import TopicPartition
 from kdirect.state import ExecutorSettings, messages, tcp_channel
 from kdirect.state.control import ControlConnection, connect
-from kdirect.state.exchange import TcpExchange
+from kdirect.state.exchange import RdmaExchange, TcpExchange
 from kdirect.state.launcher import LocalLauncher, LocalProcess
 from kdirect.state.stream_job import run
 from tests.state import jobs
@@ -541,6 +548,28 @@ def test_an_exchange_may_have_descriptors_of_any_number() -> None:
         for fd in taken:
             os.close(fd)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_an_exchange_that_cannot_be_made_leaves_nothing_open() -> None:
+    """A process that lives on, a worker of Spark, kept what was made before the limit was met."""
+
+    def descriptors() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    RdmaExchange(0, 3, provider="shm").close()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    before, refused = descriptors(), 0
+    for more in range(2, 20):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (before + more, hard))
+        try:
+            RdmaExchange(0, 3, provider="shm").close()
+        except (OSError, RdmaError, TransportError):
+            refused += 1
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        gc.collect()
+    assert refused > 5
+    assert descriptors() <= before
 
 
 def test_a_child_made_by_fork_keeps_no_channel_open(tcp_ends: list[TcpExchange]) -> None:

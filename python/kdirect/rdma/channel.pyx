@@ -104,7 +104,12 @@ cdef class ChannelSet(Wakeups):
         self._senders = []
         self._receivers = []
         # As deep as the receives of all its channels together.
-        self.completions = device.create_cq(most * _receives(slots))
+        try:
+            self.completions = device.create_cq(most * _receives(slots))
+        except BaseException:
+            if self._own_domain:
+                self.domain.close()
+            raise
 
     def __dealloc__(self):
         free(self._by_number)
@@ -144,8 +149,12 @@ cdef class ChannelSet(Wakeups):
                               hint="make the set for more") from None
         send_cq = self.device.create_cq(max_send_wr)
         receives = _receives(self.slots)
-        qp = self.domain.create_qp(send_cq, self.completions, max_send_wr=max_send_wr,
-                                   max_recv_wr=receives)
+        try:
+            qp = self.domain.create_qp(send_cq, self.completions, max_send_wr=max_send_wr,
+                                       max_recv_wr=receives)
+        except BaseException:
+            send_cq.close()
+            raise
         end = ChannelEnd(self, peer, number, qp, send_cq, limit, receives)
         self._ends[number] = end
         self._by_number[number] = <void*> end
@@ -263,6 +272,10 @@ cdef class ChannelSet(Wakeups):
         self._closed = True
         for channel in [*self._senders, *self._receivers]:
             channel.close()
+        for end in self._ends:
+            if end is not None:               # its channel could not be made
+                (<ChannelEnd> end)._qp.close()
+                (<ChannelEnd> end)._send_cq.close()
         self.completions.close()
         if self._own_domain:
             self.domain.close()

@@ -170,10 +170,20 @@ class RdmaExchange:
         self._channels = ChannelSet(
             device, most=max(1, 2 * len(others)), slots=slots, slot_bytes=slot_bytes
         )
-        self.senders: dict[int, Sender] = {i: self._channels.sender(peer_name(i)) for i in others}
-        self.receivers: dict[int, Receiver] = {
-            i: self._channels.receiver(peer_name(i)) for i in others
-        }
+        self.senders: dict[int, Sender] = {}
+        self.receivers: dict[int, Receiver] = {}
+        try:
+            for i in others:
+                self.senders[i] = self._channels.sender(peer_name(i))
+                self.receivers[i] = self._channels.receiver(peer_name(i))
+        except BaseException as e:
+            self._channels.close()
+            if isinstance(e, OSError):
+                raise TransportError(
+                    f"the channels of executor {executor} cannot be made over {provider}: {e}",
+                    hint="raise the limit of open files (ulimit -n), or use fewer executors",
+                ) from e
+            raise
         self.sources: list[Any] = []
 
     def address(self) -> Address:
