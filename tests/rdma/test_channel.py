@@ -390,15 +390,19 @@ def test_a_peer_that_goes_when_all_receives_are_used_is_missed(rig: Rig) -> None
         receiver.poll()
 
 
-def test_a_child_made_by_fork_is_told_so(shm_rig: Rig) -> None:
-    """It was told that the peer has gone."""
+@pytest.mark.parametrize("does", ["send", "poll"])
+def test_a_child_made_by_fork_is_told_so(shm_rig: Rig, does: str) -> None:
+    """One that sent was told that the peer has gone, and one that polled was told nothing."""
     ends = Ends(shm_rig)
     assert ends.sender.buffer() is not None
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
         try:
-            ends.sender.send(1)
+            if does == "send":
+                ends.sender.send(1)
+            for _ in range(5000):
+                ends.receiver.poll()
         except ChannelError as e:
             os.write(writing, f"{type(e).__name__} {e} {e.peer}".encode())
         finally:
@@ -407,7 +411,8 @@ def test_a_child_made_by_fork_is_told_so(shm_rig: Rig) -> None:
     os.close(writing)
     said = os.read(reading, 1000).decode()
     os.close(reading)
-    assert said.startswith("ChannelError the channel with the far end was opened by the process")
+    peer = "the far end" if does == "send" else "the near end"
+    assert said.startswith(f"ChannelError the channel with {peer} was opened by the process")
     assert ends.send(b"x") and ends.receive() == b"x"
 
 

@@ -59,6 +59,7 @@ from libc.stdlib cimport calloc, free
 from kdirect.machine cimport kd_now_ns, kd_pause
 from kdirect.rdma.channel_ends cimport CREDIT_SOURCES, ChannelEnd, Wakeups
 from kdirect.rdma.contract cimport LOCAL_WRITE, REMOTE_WRITE, work_completion
+from kdirect.rdma.credit_ring cimport ERRNO_STATUS
 from kdirect.rdma.layout cimport (
     CREDIT_BYTES, LEAST_SLOT_BYTES, MOST_SLOT_BYTES, MOST_SLOTS, SLOT_ALIGNMENT)
 
@@ -180,8 +181,15 @@ cdef class ChannelSet(Wakeups):
     cdef void c_drain(self) noexcept nogil:
         cdef work_completion wcs[POLL]
         cdef int i, n = POLL
+        cdef uint32_t number
         while n == POLL:
             n = self.completions.c_poll(wcs, POLL)
+            if n < 0:
+                # Nobody would hear of a wake-up or an end any more.
+                for number in range(self.most):
+                    if self._by_number[number] != NULL:
+                        (<ChannelEnd> self._by_number[number]).c_note(
+                            <uint32_t> (ERRNO_STATUS - n))
             for i in range(n):
                 if wcs[i].wr_id < self.most and self._by_number[wcs[i].wr_id] != NULL:
                     (<ChannelEnd> self._by_number[wcs[i].wr_id]).c_take(&wcs[i])
