@@ -223,6 +223,31 @@ def test_a_sum_that_leaves_int64(overflow: str) -> None:
         assert rows_of(backend.trigger())[0]["sum(i)"] == -2
 
 
+@pytest.mark.parametrize("executors", [1, 2])
+def test_a_sum_of_decimals_that_leaves_128_bits(executors: int) -> None:
+    """It ended the job with `overflow=wrap` too, and advised to set that."""
+    aggregates = [("sum", "huge"), ("avg", "huge")]
+    most, least = Decimal(10**38 - 1), Decimal(1 - 10**38)  # -most would be rounded
+    huge = [(1, most), (1, most), (2, most), (2, least), (3, least), (3, least), (4, most)]
+    rows = [{"time": 1, "n": n, "huge": value} for n, value in huge]
+    schema = [("time", "int64"), ("n", "int32"), ("huge", "decimal128(38,0)")]
+
+    def run(overflow: str, rows: list[dict[str, Any]]) -> dict[int, tuple]:
+        plan = plan_of(schema, ["n"], NoWindow(), aggregates, overflow)
+        backends = cluster_of(plan, executors)
+        for i, backend in enumerate(backends):
+            update(backend, rows[i::executors])
+        exchange(backends)
+        found = [row for b in backends for row in rows_of(b.trigger())]
+        return {row["n"]: (row["sum(huge)"], row["avg(huge)"]) for row in found}
+
+    lost = (None, None)
+    assert run("wrap", rows) == {1: lost, 2: (0, 0), 3: lost, 4: (most, None)}
+    for some in (rows[:2], rows[4:6], rows[6:]):
+        with pytest.raises(StateError, match=r"(sum|avg)\(huge\).*overflow=wrap"):
+            run("error", some)
+
+
 @pytest.mark.parametrize("target", [1, 2, 3, 4, 5])
 @pytest.mark.parametrize("keys", [("i",), ("s", "n")], ids="-".join)
 def test_a_snapshot_restores_into_any_number_of_executors(keys: tuple, target: int) -> None:

@@ -8,8 +8,6 @@ import numpy as np
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
 
-from kdirect.errors import StateError
-
 cdef extern from "accumulate_run.h" nogil:
     enum:
         KD_COUNT, KD_COUNT_VALID, KD_SUM_I64, KD_SUM_F64, KD_SUM_I128, KD_MIN_I64, KD_MAX_I64
@@ -20,20 +18,20 @@ cdef extern from "accumulate_run.h" nogil:
 
 cdef extern from *:
     """
-    /* (low, high) of sum * 10^shift / count, rounded half away from zero; 1 if it overflows. */
-    static int kd_average_decimal(const uint64_t *state, uint64_t scale, uint64_t *out) {
+    /* (low, high) of sum * 10^shift / count, rounded half away from zero; KD_LOST if it overflows or
+     * the sum has. */
+    static void kd_average_decimal(const uint64_t *state, uint64_t scale, uint64_t *out) {
         __int128 sum, count = (__int128)state[2], quotient, rest, x;
         memcpy(&sum, state, 16);
         quotient = sum / count;
         rest = (sum % count) * (__int128)scale * 2;
         rest = (rest + (rest < 0 ? -count : count)) / (count * 2);
-        int over = __builtin_mul_overflow(quotient, (__int128)scale, &x);
-        over |= __builtin_add_overflow(x, rest, &x);
-        memcpy(out, &x, 16);
-        return over;
+        int lost = sum == KD_LOST || __builtin_mul_overflow(quotient, (__int128)scale, &x) ||
+                   __builtin_add_overflow(x, rest, &x);
+        kd_store128(out, lost ? KD_LOST : x);
     }
     """
-    int kd_average_decimal(const uint64_t* state, uint64_t scale, uint64_t* out) nogil
+    void kd_average_decimal(const uint64_t* state, uint64_t scale, uint64_t* out) nogil
 
 
 class Kernel(IntEnum):
@@ -88,11 +86,10 @@ def estimate_distinct(uintptr_t base, const uint64_t[::1] positions, uint32_t wo
 
 def average_decimals(uintptr_t base, const uint64_t[::1] positions, uint32_t word, int shift):
     """((low, high) of each average with `shift` more digits, which ones are null), from states
-    (sum, count) at `word`."""
+    (sum, count) at `word`.  An average that 128 bits cannot hold is -2**127."""
     cdef uint64_t i, n = positions.shape[0]
     cdef uint64_t scale = int("1" + "0" * shift)
     cdef const uint64_t* state
-    cdef int overflow = 0
     cdef uint64_t[:, ::1] view
     cdef uint8_t[::1] null_view
     out = np.zeros((n, 2), np.uint64)
@@ -105,7 +102,5 @@ def average_decimals(uintptr_t base, const uint64_t[::1] positions, uint32_t wor
                 if state[2] == 0:
                     null_view[i] = 1
                 else:
-                    overflow |= kd_average_decimal(state, scale, &view[i, 0])
-    if overflow:
-        raise StateError("the average of decimals has more than 38 digits")
+                    kd_average_decimal(state, scale, &view[i, 0])
     return out, null.astype(bool)

@@ -51,6 +51,19 @@ KD_INLINE kd_i128 kd_load128(const void *p) {
     return v;
 }
 KD_INLINE void kd_store128(void *p, kd_i128 v) { memcpy(p, &v, 16); }
+
+/* What a sum of decimals is from where it has left 128 bits on: no value of 38 digits. */
+#define KD_LOST ((kd_i128)((unsigned __int128)1 << 127))
+
+/* Adds to a sum of decimals.  Returns 1 if it is lost and that is an error. */
+KD_INLINE int kd_add128(uint64_t *s, kd_i128 v, uint32_t option) {
+    const kd_i128 held = kd_load128(s);
+    kd_i128 x;
+    const int lost = __builtin_add_overflow(held, v, &x) | (held == KD_LOST) | (v == KD_LOST);
+    kd_store128(s, lost ? KD_LOST : x);
+    return lost && !(option & KD_OPTION_WRAP);
+}
+
 KD_INLINE double kd_load_double(const void *p) {
     double v;
     memcpy(&v, p, 8);
@@ -142,18 +155,14 @@ static int kd_update(const kd_accumulator *a, uint32_t offset, uint8_t *base, co
         }
         KD_EACH(overflow |= __builtin_add_overflow((int64_t)*s, KD_I64_OF(v), (int64_t *)s););
     case KD_SUM_F64: KD_EACH(kd_store_double(s, kd_load_double(s) + kd_load_double(v)););
-    case KD_SUM_I128:
-        KD_EACH(kd_i128 x; overflow |= __builtin_add_overflow(kd_load128(s), kd_load128(v), &x);
-                kd_store128(s, x););
+    case KD_SUM_I128: KD_EACH(overflow |= kd_add128(s, kd_load128(v), a->option););
     case KD_MIN_I64: KD_EACH(if (KD_I64_OF(v) < (int64_t)*s) *s = (uint64_t)KD_I64_OF(v););
     case KD_MAX_I64: KD_EACH(if (KD_I64_OF(v) > (int64_t)*s) *s = (uint64_t)KD_I64_OF(v););
     case KD_MIN_I128: KD_EACH(if (kd_load128(v) < kd_load128(s)) kd_store128(s, kd_load128(v)););
     case KD_MAX_I128: KD_EACH(if (kd_load128(v) > kd_load128(s)) kd_store128(s, kd_load128(v)););
     case KD_AVG_I64: KD_EACH(kd_store128(s, kd_load128(s) + KD_I64_OF(v)); s[2]++;);
     case KD_AVG_F64: KD_EACH(kd_store_double(s, kd_load_double(s) + kd_load_double(v)); s[1]++;);
-    case KD_AVG_I128:
-        KD_EACH(kd_i128 x; overflow |= __builtin_add_overflow(kd_load128(s), kd_load128(v), &x);
-                kd_store128(s, x); s[2]++;);
+    case KD_AVG_I128: KD_EACH(overflow |= kd_add128(s, kd_load128(v), a->option); s[2]++;);
     case KD_MOMENTS: KD_EACH(kd_merge_moments(s, 1.0, kd_load_double(v), 0.0););
     case KD_DISTINCT: KD_EACH(kd_add_distinct((uint8_t *)s, *(const uint64_t *)v, a->precision););
     case KD_FIRST:
@@ -224,7 +233,6 @@ static int kd_update_counted(const kd_accumulator *a, uint32_t offset, uint32_t 
 
 /* Merges one state into another. */
 KD_INLINE int kd_merge_one(const kd_accumulator *a, uint64_t *s, const uint64_t *f) {
-    kd_i128 x;
     int overflow = 0;
     switch (a->kind) {
     case KD_COUNT:
@@ -239,8 +247,7 @@ KD_INLINE int kd_merge_one(const kd_accumulator *a, uint64_t *s, const uint64_t 
     case KD_SUM_I128:
     case KD_AVG_I64:
     case KD_AVG_I128:
-        overflow = __builtin_add_overflow(kd_load128(s), kd_load128(f), &x);
-        kd_store128(s, x);
+        overflow = kd_add128(s, kd_load128(f), a->option);
         if (a->kind != KD_SUM_I128)
             s[2] += f[2];
         break;

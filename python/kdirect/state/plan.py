@@ -229,7 +229,8 @@ class AggregatePlan:
 
     The result has the keys, ``window_start`` and ``window_end`` (unless there is no window) and the
     aggregates, in this order.  `keys` may be empty: then there is one group.  `overflow` says what
-    a sum of integers that leaves int64 does: ``error`` ends the job, ``wrap`` wraps around.
+    a sum of integers that leaves int64 does: ``error`` ends the job, ``wrap`` wraps around.  One of
+    decimals that leaves the digits of its type ends the job, or is null.
     """
 
     input: Input
