@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import random
 from decimal import Decimal
 from typing import Any
@@ -246,6 +247,24 @@ def test_a_sum_of_decimals_that_leaves_128_bits(executors: int) -> None:
     for some in (rows[:2], rows[4:6], rows[6:]):
         with pytest.raises(StateError, match=r"(sum|avg)\(huge\).*overflow=wrap"):
             run("error", some)
+
+
+def test_a_variance_over_what_is_not_finite_is_nan() -> None:
+    """As in Spark, also of one value: it was 0.0 then, and infinite of several."""
+    plan = plan_of(SCHEMA, ["n"], NoWindow(), [("var_pop", "x"), ("stddev_samp", "x")])
+    for executors in (1, 2):
+        backends = cluster_of(plan, executors)
+        for n, x in enumerate((math.nan, math.inf, -math.inf)):
+            for key, values in ((n, [x]), (n + 10, [x, 1.0, 2.0]), (n + 20, [1.0, 2.0, x])):
+                for i, value in enumerate(values):
+                    row = {**some_rows(1, 1, 1, 0.0)[0], "n": key, "x": value}
+                    update(backends[i % executors], [row])
+        exchange(backends)
+        rows = [row for b in backends for row in rows_of(b.trigger())]
+        assert len(rows) == 9 and all(math.isnan(row["var_pop(x)"]) for row in rows)
+        for row in rows:
+            deviation = row["stddev_samp(x)"]
+            assert deviation is None if row["n"] < 10 else math.isnan(deviation)
 
 
 @pytest.mark.parametrize("target", [1, 2, 3, 4, 5])

@@ -163,7 +163,8 @@ static int kd_update(const kd_accumulator *a, uint32_t offset, uint8_t *base, co
     case KD_AVG_I64: KD_EACH(kd_store128(s, kd_load128(s) + KD_I64_OF(v)); s[2]++;);
     case KD_AVG_F64: KD_EACH(kd_store_double(s, kd_load_double(s) + kd_load_double(v)); s[1]++;);
     case KD_AVG_I128: KD_EACH(overflow |= kd_add128(s, kd_load128(v), a->option); s[2]++;);
-    case KD_MOMENTS: KD_EACH(kd_merge_moments(s, 1.0, kd_load_double(v), 0.0););
+    case KD_MOMENTS: /* x - x is 0, and NaN of what has no variance: NaN and infinity */
+        KD_EACH(const double x = kd_load_double(v); kd_merge_moments(s, 1.0, x, x - x););
     case KD_DISTINCT: KD_EACH(kd_add_distinct((uint8_t *)s, *(const uint64_t *)v, a->precision););
     case KD_FIRST:
     case KD_LAST:

@@ -295,10 +295,11 @@ class Results:
 
     def columns(self) -> list[pa.Array]:
         """An Arrow array for each cell."""
-        return [
-            self._column(cell, code)
-            for cell, code in zip(self.layout.cells, self.layout.codes, strict=True)
-        ]
+        with np.errstate(invalid="ignore", over="ignore"):  # sums may be NaN or infinite
+            return [
+                self._column(cell, code)
+                for cell, code in zip(self.layout.cells, self.layout.codes, strict=True)
+            ]
 
     def _word(self, word: int) -> np.ndarray:
         return gather(self.base, self.positions, word)
