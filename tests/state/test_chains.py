@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from typing import Any
 
@@ -174,7 +175,7 @@ def test_another_process_goes_on_with_the_same_memory(plan: Any, tmp_path: Any) 
     other = StateMemory.open(path, 1 << 22)
     other.restore(top, blocks)
     again = AppendState(plan, other, page_memory(), executor=0, executors=1, owners=owners_of(1))
-    again.adopt(catalogue)
+    again.adopt(catalogue, blocks)
     expected = results(alike)
     assert len(expected) >= 7 and results(again) == expected
 
@@ -195,8 +196,43 @@ def test_a_chain_that_leaves_its_log_is_found_before_it_is_followed(tmp_path: An
             plan, memory, page_memory(), executor=0, executors=1, owners=owners_of(1)
         )
         with pytest.raises(ValueError, match="leaves its log"):
-            fresh.adopt(state.catalogue())
+            fresh.adopt(state.catalogue(), state.blocks())
         words[entry // 8 + word] = kept
+
+
+@pytest.mark.parametrize("plan", [join(), intervals()], ids=["join", "interval"])
+def test_a_catalogue_that_names_other_memory_is_refused(plan: Any) -> None:
+    """It was believed, as long as its CRC was right: the process ended by a signal."""
+    memory = StateMemory.anonymous(1 << 22)
+    make = {"executor": 0, "executors": 1, "owners": owners_of(1)}
+    state = AppendState(plan, memory, page_memory(), **make)
+    keys = {"k": 7} if isinstance(plan, AggregatePlan) else {}
+    update(state, 0, plan.inputs[0], [r | keys for r in left_rows(300)], NOW_US)
+    far, blocks = 1 << 45, state.blocks()
+
+    def entries() -> tuple[list[dict[str, Any]], dict[str, Any], dict[str, Any]]:
+        catalogue = copy.deepcopy(state.catalogue())
+        return catalogue, catalogue[0], catalogue[0]["table"]
+
+    forged = []
+    for index, log in ((far, 12), (entries()[1]["segments"][0][0], 12), (-4096, 12), (None, 39)):
+        catalogue, _, table = entries()
+        table |= {"index_log": log} | ({} if index is None else {"index": index})
+        forged.append(catalogue)
+    for segment in ((far, 12, far + 4096), blocks[-1] + (blocks[-1][0],)):
+        for which in (1, 2):
+            found = entries()
+            found[which]["segments"].append(segment)
+            forged.append(found[0])
+    for rows_in_log in (1 << 63, -1):
+        catalogue, chains, _ = entries()
+        chains["rows"] = rows_in_log
+        forged.append(catalogue)
+    forged.append(entries()[0] * 2)
+    for catalogue in forged:
+        with pytest.raises((ValueError, OverflowError)):
+            AppendState(plan, memory, page_memory(), **make).adopt(catalogue, blocks)
+    AppendState(plan, memory, page_memory(), **make).adopt(state.catalogue(), blocks)
 
 
 def test_the_limit_of_the_state_is_named() -> None:

@@ -139,7 +139,7 @@ def test_only_keys_that_changed_come_out_without_a_window(tmp_path: Any) -> None
     other = StateMemory.open(tmp_path / "state", 1 << 22)
     other.restore(memory.top, state.blocks())
     again = AppendState(p, other, page_memory(), **make)
-    again.adopt(state.catalogue())
+    again.adopt(state.catalogue(), state.blocks())
     found = {r["k"]: r["min(v)"] for b in again.trigger(0) for r in b.to_pylist()}
     assert found == {7: "a", 4999: "a"}
     assert not list(again.trigger(0))
@@ -171,9 +171,9 @@ def test_a_value_that_leaves_its_log_is_found_before_it_is_read(tmp_path: Any) -
         kept = int(words[word])
         words[word] = value
         with pytest.raises(ValueError, match="leaves its log"):
-            AppendState(p, memory, page_memory(), **make).adopt(state.catalogue())
+            AppendState(p, memory, page_memory(), **make).adopt(state.catalogue(), state.blocks())
         words[word] = kept
-    AppendState(p, memory, page_memory(), **make).adopt(state.catalogue())
+    AppendState(p, memory, page_memory(), **make).adopt(state.catalogue(), state.blocks())
 
 
 @pytest.mark.parametrize("executors", [1, 4])

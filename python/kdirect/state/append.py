@@ -30,6 +30,7 @@ from kdirect.state.accumulators import cell_of, layout_of
 from kdirect.state.aggregates import Aggregate
 from kdirect.state.arena import PageMemory, StateMemory
 from kdirect.state.chains import ChainTable
+from kdirect.state.header import claim
 from kdirect.state.keys import KeyShape, gather
 from kdirect.state.plan import AggregatePlan, JoinPlan
 from kdirect.state.rows import RowBlock, RowShape
@@ -512,9 +513,10 @@ class AppendState:
         self.check_settled()
         return [table.catalogue() for table in self.tables.values()]
 
-    def adopt(self, catalogue: list[dict[str, Any]]) -> None:
+    def adopt(self, catalogue: list[dict[str, Any]], blocks: list[tuple[int, int]]) -> None:
         """Go on with the tables of a catalogue, whose blocks the memory has taken over.  Raises
         ValueError if what lies there is not what the catalogue says."""
+        claim(set(blocks), [part for entry in catalogue for part in (entry["table"], entry)])
         for entry in catalogue:
             table = self._new(0)
             table.restore(entry)

@@ -22,7 +22,14 @@ from kdirect.state.accumulators import Form, Results, cell_of, input_of, layout_
 from kdirect.state.arena import PageMemory, StateMemory
 from kdirect.state.batches import Phase, Progress, StateHeader
 from kdirect.state.engine import NOBODY
-from kdirect.state.header import Catalogue, blocks_of, read_header, write_header
+from kdirect.state.header import (
+    Catalogue,
+    blocks_of,
+    claim,
+    damaged,
+    read_header,
+    write_header,
+)
 from kdirect.state.keys import KeyShape
 from kdirect.state.merging import MergingEngine
 from kdirect.state.plan import VPARTS, AggregatePlan
@@ -376,19 +383,13 @@ class Backend:
                           memory=memory, pages=pages, **options)  # fmt: skip
             backend._adopt(content, blocks)
         except (KeyError, TypeError, ValueError, OverflowError) as e:
-            raise StateError(f"{memory.name} is damaged: {e}",
-                             hint="restore the last snapshot and replay") from e  # fmt: skip
+            raise damaged(memory, e) from e
         return backend
 
     def _adopt(self, content: dict[str, Any], blocks: list[tuple[int, int]]) -> None:
-        known = set(blocks)
+        claim(set(blocks), content["tables"])
         for entry in content["tables"]:
             table = self.engine.new_table(int(entry["bucket"]))
-            named = [(s[0], s[1]) for s in entry["segments"]]
-            named += [(entry["index"], entry["index_log"])] if entry["index"] else []
-            if not set(named) <= known:
-                raise ValueError(f"bucket {entry['bucket']} names memory that is not in use")
-            known -= set(named)
             table.restore(entry)
             self.engine.adopt(table)
         if content["track"]:

@@ -422,6 +422,8 @@ cdef class ChainTable:
         self.table.restore(entry["table"])
         self.log.restore(entry["segments"])
         self.rows = entry["rows"]
+        if entry["rows"] * kd_chain_head_bytes(&self.c) > self.log.used:
+            raise ValueError(f"bucket {self.bucket} has more rows than its log has room for")
         self.longest = [int(n) for n in entry["longest"]]
         if len(self.longest) != 2 or any(not 0 <= n < 1 << 21 for n in self.longest):
             raise ValueError("the longest rows of a catalogue are out of range")

@@ -22,7 +22,7 @@ from kdirect.state.arena import PageMemory, StateMemory
 from kdirect.state.backend import Backend, Delta, Page
 from kdirect.state.batches import Phase, Progress, StateHeader
 from kdirect.state.exchange import ReceivingEnd
-from kdirect.state.header import Catalogue, blocks_of, read_header, write_header
+from kdirect.state.header import Catalogue, blocks_of, damaged, read_header, write_header
 from kdirect.state.messages import StartBatch
 from kdirect.state.plan import VPARTS, Plan
 from kdirect.state.snapshots import Section
@@ -200,9 +200,6 @@ class ChainState:
         found = None if fresh else read_header(memory)
         if found is None and not fresh:
             raise StateError(f"{memory.name} holds no state")
-        blocks = [] if found is None else blocks_of(found[1])
-        if found is not None:
-            memory.restore(found[1]["top"], blocks)
         self._state = AppendState(
             plan,
             memory,
@@ -213,14 +210,14 @@ class ChainState:
         )
         block = None
         if found is not None:
+            blocks = blocks_of(found[1])
             own = [b for b in blocks if b[0] == found[1]["catalogue"]]
             block = own[0] if own else None
             try:
-                self._state.adopt(found[1]["chains"])
-            except (KeyError, TypeError, ValueError) as e:
-                raise StateError(
-                    f"{memory.name} is damaged: {e}", hint="restore the last snapshot and replay"
-                ) from e
+                memory.restore(found[1]["top"], blocks)
+                self._state.adopt(found[1]["chains"], blocks)
+            except (KeyError, TypeError, ValueError, OverflowError) as e:
+                raise damaged(memory, e) from e
         self._catalogue = Catalogue(memory, block)
 
     def begin_batch(self, start: StartBatch) -> None:

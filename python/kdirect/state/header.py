@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Sequence
 from typing import Any
 
 from kdirect.errors import StateError
@@ -118,3 +119,24 @@ def blocks_of(content: dict[str, Any]) -> list[tuple[int, int]]:
         return [(int(position), int(log)) for position, log in content["blocks"]]
     except (KeyError, TypeError, ValueError) as e:
         raise StateError(f"the catalogue of a state file is damaged: {e}") from e
+
+
+def damaged(memory: StateMemory, reason: Exception) -> StateError:
+    """The error for a state file whose header is valid and whose contents are not."""
+    return StateError(
+        f"{memory.name} is damaged: {reason}",
+        hint="remove this file: the job then goes on from its last snapshot",
+    )
+
+
+def claim(free: set[tuple[int, int]], entries: Sequence[dict[str, Any]]) -> None:
+    """Take the blocks that these entries of a catalogue name, of tables and logs, out of those that
+    nothing else has named.  ValueError if one is not there: it lies elsewhere, or is another's."""
+    for entry in entries:
+        named = [(position, log) for position, log, _ in entry["segments"]]
+        if entry.get("index"):
+            named.append((entry["index"], entry["index_log"]))
+        for block in named:
+            if block not in free:
+                raise ValueError(f"a table names memory that is not its own: {block}")
+            free.remove(block)
