@@ -19,7 +19,7 @@ from kdirect.state.arena import StateMemory
 from kdirect.state.layout import PAGE_HEADER_BYTES
 from kdirect.state.rows import RowBlock, RowShape
 from tests.state.append_run import Cluster, owners_of, page_memory, update
-from tests.state.family import NOW_US, SECOND, VALUES, nullable
+from tests.state.family import NOW_US, SECOND, VALUES, nullable, types_unit
 
 
 def join(window: Any = None, how: str = "left") -> JoinPlan:
@@ -233,6 +233,21 @@ def test_a_catalogue_that_names_other_memory_is_refused(plan: Any) -> None:
         with pytest.raises((ValueError, OverflowError)):
             AppendState(plan, memory, page_memory(), **make).adopt(catalogue, blocks)
     AppendState(plan, memory, page_memory(), **make).adopt(state.catalogue(), blocks)
+
+
+@pytest.mark.parametrize("plan", [sessions(), intervals()], ids=["list", "interval"])
+def test_sessions_that_go_on_are_not_written_again(plan: Any) -> None:
+    """All of them were, each time that as many had been looked at as there are."""
+    state = Cluster(plan, 1).executors[0]
+    source, place = plan.inputs[0], []
+    for n in range(12):
+        now = n * SECOND // 2
+        time = now // types_unit(source)
+        update(state, 0, source, [{"t": time, "k": k, "x": 1} for k in range(2000)], NOW_US)
+        place = place or list(state.tables[0].table.scan())
+        assert not list(state.trigger(now - 1))
+        assert list(state.tables[0].table.scan()) == place
+    assert sum(batch.num_rows for batch in state.trigger(NOW_US)) == 2000
 
 
 def test_the_limit_of_the_state_is_named() -> None:

@@ -83,7 +83,8 @@ cdef class ChainTable:
     cdef readonly list longest         # words of the longest row of each side
     cdef readonly uint64_t rows        # that are linked
     cdef readonly uint64_t visited     # entries that looking for ended sessions has touched
-    cdef uint64_t _appended, _ended    # since the last `compact`
+    cdef uint64_t _appended            # rows since the last `compact`
+    cdef uint64_t _ended               # entries that lost all rows since then
     cdef kd_chains c
     cdef int c_append(self, kd_keys* keys, const uint32_t* chosen, uint64_t n,
                       const uint64_t* words, const int64_t* time, const uint8_t* flags,
@@ -95,4 +96,5 @@ cdef class Walk:
     cdef object _positions
     cdef uint64_t* rows
     cdef uint64_t room
+    cdef uint64_t empty                # entries that had no rows when they were counted
     cdef uint64_t c_rows(self) noexcept

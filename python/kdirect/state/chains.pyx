@@ -73,12 +73,15 @@ cdef class Walk:
         free(self.rows)
 
     cdef uint64_t c_rows(self) noexcept:
-        """Rows that hang from the entries now."""
-        cdef uint64_t i, n = 0
+        """Rows that hang from the entries now; `empty` is how many entries have none."""
+        cdef uint64_t i, rows, n = 0
         cdef const uint64_t* entry
+        self.empty = 0
         for i in range(self.c.groups.count):
             entry = <const uint64_t*>(self.c.groups.chains.base + self.c.groups.entries[i])
-            n += (entry[1] & ~KD_NULL_KEY) + entry[3]
+            rows = (entry[1] & ~KD_NULL_KEY) + entry[3]
+            self.empty += not rows
+            n += rows
         return n
 
 
@@ -259,7 +262,7 @@ cdef class ChainTable:
         if not self.c.session:
             return
         self.rows -= before - walk.c_rows()
-        self._ended += walk.c.groups.count
+        self._ended += walk.empty
         garbage = self.log.used > (1 << 20) and self.rows * 2 < self._appended
         if garbage or (self._ended > 1024 and self._ended * 2 > <uint64_t>len(self.table)):
             self.compact()
