@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -171,6 +172,38 @@ def test_another_process_goes_on_after_kill_9(tmp_path: Path) -> None:
     assert sorted(map(repr, rows_of(backend.trigger(1000)))) == sorted(
         map(repr, rows_of(fresh.trigger(1000)))
     )
+
+
+def test_a_file_does_not_grow_each_time_that_a_process_goes_on_with_it(tmp_path: Path) -> None:
+    """What was free in it was used only when the limit, or the end of the file system, was met."""
+    path, tops = tmp_path / "state", []
+    backend = backend_of(PLAN, memory=StateMemory.open(path, 1 << 24))
+    for batch in range(8):
+        for window in (4 * batch, 4 * batch + 1):
+            update(backend, [row | {"time": 100 * window} for row in ROWS])
+            backend.trigger(100 * window)
+        backend.mark(Phase.CLEAN, attempt=1, batch=batch)
+        tops.append(backend.memory.top)
+        backend.memory.close()
+        backend = attached(path)
+    assert len(set(tops[1:])) == 1
+
+
+def test_a_full_file_system_is_met_only_when_nothing_is_free(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    memory = StateMemory.anonymous(1 << 25)
+    small = [memory.allocate(12) for _ in range(1023)]  # the file has memory up to here
+
+    def full(*_: int) -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(StateLimitError, match="has no room"):
+        memory.allocate(16)
+    for position in small[:32]:
+        memory.release(position, 12)
+    assert memory.allocate(16) == 4096
 
 
 def test_a_batch_that_was_cut_off_is_not_taken_over(tmp_path: Path) -> None:

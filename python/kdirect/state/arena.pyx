@@ -82,21 +82,10 @@ cdef class StateMemory:
             raise ValueError(f"no block has 2**{log} bytes")
         if self._free[log]:
             position = self._free[log].pop()
-        elif self.top + size <= self.limit:
-            position = self.top
-            self._back(position + size)
-            self.top += size
         else:
             position = self._from_spare(size)
             if not position:
-                self._gather_spare()
-                position = self._from_spare(size)
-            if not position:
-                raise StateLimitError(
-                    f"{self.name} may hold {self.limit} bytes of state and {self.allocated} are in "
-                    f"use; {size} more are needed",
-                    hint="raise the option state_limit, use more executors, or make windows "
-                    "shorter")
+                position = self._from_end(size)
         self.allocated += size
         return position
 
@@ -142,6 +131,29 @@ cdef class StateMemory:
         self.allocated = allocated
         self.top = top
         self._back(top)
+
+    def _from_end(self, uint64_t size):
+        """The position of `size` bytes after all others; or, where there is no room, in between,
+        made of free blocks of other sizes.  StateLimitError if there is none either."""
+        cdef uint64_t position = self.top
+        full = None
+        if position + size <= self.limit:
+            try:
+                self._back(position + size)
+                self.top += size
+                return position
+            except StateLimitError as e:
+                full = e
+        self._gather_spare()
+        position = self._from_spare(size)
+        if position:
+            return position
+        if full is not None:
+            raise full
+        raise StateLimitError(
+            f"{self.name} may hold {self.limit} bytes of state and {self.allocated} are in use; "
+            f"{size} more are needed",
+            hint="raise the option state_limit, use more executors, or make windows shorter")
 
     def _back(self, uint64_t end):
         """Makes sure that the file has memory below `end`."""
