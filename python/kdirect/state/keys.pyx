@@ -7,9 +7,9 @@ them into one group: nulls are equal to each other, -0.0 is 0.0, every NaN is on
 A key has a fixed number of words, or, if a string or binary is among its columns, a length in
 bytes, the bytes, and zeros up to a whole word.  Every fixed column takes one word, a decimal of
 more than 18 digits two, `binary[n]` n/8.  Where a word has values to spare, one of them is null;
-where it has none (64-bit integers, decimals, binary[n], strings) null is a bit of a word of its
-own, which is there only if the shape is `nullable`.  So one 64-bit column that cannot be null is
-used as it lies in Arrow's memory.
+where it has none (64-bit integers, timestamps, long decimals, binary[n], strings) null is a bit of
+a word of its own, which is there only if the shape is `nullable`.  So one 64-bit column that cannot
+be null is used as it lies in Arrow's memory.
 """
 
 import numpy as np
@@ -68,10 +68,9 @@ class _Column:
             self.code, self.null_word = KD_F32, FLOAT_NULL
         elif type_ == pa.float64():
             self.code, self.null_word = KD_F64, FLOAT_NULL
-        elif type_ in (pa.int64(), pa.uint64()):
+        elif type_ in (pa.int64(), pa.uint64()) or pa.types.is_timestamp(type_) \
+                or pa.types.is_date64(type_):
             self.code = KD_I64
-        elif pa.types.is_timestamp(type_) or pa.types.is_date64(type_):
-            self.code, self.null_word = KD_I64, WIDE_NULL
         elif pa.types.is_decimal128(type_):
             if type_.precision <= 18:
                 self.code, self.null_word = KD_I64, WIDE_NULL
@@ -181,13 +180,6 @@ cdef class KeyShape:
         if array.null_count and not self.nullable:
             raise StateError(f"key column {column.name!r} has nulls and was declared without",
                              hint="declare the field as nullable")
-        if column.null_word == WIDE_NULL and not pa.types.is_decimal(column.type) and n:
-            values = np.frombuffer(array.buffers()[1], np.int64, n, array.offset * 8)
-            if values.min() == np.iinfo(np.int64).min and (
-                    array.null_count == 0 or array.drop_null().cast(pa.int64()).to_numpy().min()
-                    == np.iinfo(np.int64).min):
-                raise StateError(f"key column {column.name!r} has the time -2**63, which is "
-                                 "outside of any calendar")
         return array
 
     def _as_it_lies(self, arrays):
