@@ -150,6 +150,45 @@ def test_times_and_decimals_compare() -> None:
     assert evaluate(column("id").equals(b"cd"), columns, 2).to_pylist() == [False, True]
 
 
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [
+        (pa.array([2**64 - 1, 2**63, 5, None], pa.uint64()), pa.array([-1, 5, 5, 1], pa.int64())),
+        (pa.array([2**64 - 1, 0], pa.uint64()), 3),
+        (pa.array([2**53 + 1, -(2**63)], pa.int64()), 0.5),
+        (pa.array([2**64 - 1], pa.uint64()), 0.5),
+        (pa.array(["1.5", "1"], pa.string()).cast(pa.decimal128(38, 30)), 1),
+        (
+            pa.array(["9" * 38], pa.string()).cast(pa.decimal128(38, 0)),
+            pa.array(["0.5"], pa.string()).cast(pa.decimal128(38, 38)),
+        ),
+    ],
+    ids=str,
+)
+def test_numbers_of_any_size_compare(left: pa.Array, right: Any) -> None:
+    given_columns = {"a": left, "b": right}
+    other = column("b") if isinstance(right, pa.Array) else right
+    values = right.to_pylist() if isinstance(right, pa.Array) else [right] * len(left)
+    for op, condition in ((">", column("a") > other), ("=", column("a").equals(other))):
+        wanted = [
+            None if a is None else a > b if op == ">" else a == b
+            for a, b in zip(left.to_pylist(), values, strict=True)
+        ]
+        assert evaluate(condition, given_columns, len(left)).to_pylist() == wanted
+
+
+def test_times_of_any_unit_compare() -> None:
+    columns = {"s": pa.array([10**11, 0], pa.timestamp("s")), "n": pa.array([1, 1], "timestamp[ns]")}
+    assert evaluate(column("s") > column("n"), columns, 2).to_pylist() == [True, False]
+    later = column("n") > datetime.datetime(2500, 1, 1)
+    assert evaluate(later, columns, 2).to_pylist() == [False, False]
+
+
+def test_large_integers_and_floats_add() -> None:
+    found = evaluate(column("i") + 0.5, {"i": pa.array([2**53 + 1])}, 1)
+    assert found.to_pylist() == [float(2**53)]
+
+
 def test_integers_that_overflow_are_an_error() -> None:
     columns = {"i": pa.array([1 << 62], pa.int64())}
     with pytest.raises(FormatError, match="overflows"):
@@ -172,6 +211,14 @@ def test_a_column_may_be_chunked() -> None:
         (lambda: type_of(column("b") + 1, KINDS), r"\+ does not go with bool and int64"),
         (lambda: type_of(column("i") & column("b"), KINDS), "it takes conditions"),
         (lambda: type_of(column("x") > 1, KINDS), "no column x"),
+        # What Python would make True or False of, and rows would be kept that nobody asked for.
+        (lambda: (column("i") > 1) and column("j") > 2, "neither true nor false"),
+        (lambda: 1 < column("i") < 5, "neither true nor false"),
+        (lambda: not column("b"), r"join conditions by & \| ~"),
+        (lambda: (column("i") > 1) & (column("j") == 2), r"False is no condition; .*a\.equals"),
+        (lambda: (column("i") > 1) | (column("j") != 2), "True is no condition"),
+        (lambda: type_of(column("i") == 2, KINDS), "False is no condition"),
+        (lambda: type_of("i = 2", KINDS), "'i = 2' is no condition"),
     ],
 )
 def test_what_is_refused(make: Any, message: str) -> None:

@@ -31,6 +31,7 @@ ARITHMETIC = ("+", "-", "*")
 LOGIC = ("and", "or", "not")
 _ARITY = {**dict.fromkeys((*COMPARISONS, *ARITHMETIC, "and", "or"), 2), "not": 1, "is_null": 1}
 OPERATORS = tuple(_ARITY)
+_WRITE = "join conditions by & | ~, and write a.equals(b) for equality and (a > 1) & (a < 5)"
 
 
 class _Operators:
@@ -63,10 +64,10 @@ class _Operators:
         return Call(op=">=", args=(_given(self), _given(other)))
 
     def __and__(self, other: Any) -> Call:
-        return Call(op="and", args=(_given(self), _given(other)))
+        return Call(op="and", args=(_given(self), _condition(other)))
 
     def __or__(self, other: Any) -> Call:
-        return Call(op="or", args=(_given(self), _given(other)))
+        return Call(op="or", args=(_given(self), _condition(other)))
 
     def __invert__(self) -> Call:
         return Call(op="not", args=(_given(self),))
@@ -79,6 +80,10 @@ class _Operators:
 
     def __mul__(self, other: Any) -> Call:
         return Call(op="*", args=(_given(self), _given(other)))
+
+    def __bool__(self) -> bool:
+        # `a > 1 and b > 2` would be `b > 2`, in silence.
+        raise ConfigError("expression: a condition is neither true nor false", hint=_WRITE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,6 +183,13 @@ def _given(value: Any) -> Expression:
     return value if isinstance(value, Column | Literal | Call) else literal(value)
 
 
+def _condition(value: Any) -> Expression:
+    """An operand of & and |.  True and False come of `==` and `in`, which compare no rows."""
+    if isinstance(value, bool):
+        raise ConfigError(f"expression: {value} is no condition", hint=_WRITE)
+    return _given(value)
+
+
 def _check_literal(value: Any, kind: str) -> None:
     whole = kind in types.INTEGERS or kind.startswith(("timestamp", "date32"))
     fits = (
@@ -275,6 +287,8 @@ def type_of(expression: Expression, kinds: Mapping[str, str]) -> str:
         return kinds[expression.name]
     if isinstance(expression, Literal):
         return expression.type
+    if not isinstance(expression, Call):
+        raise ConfigError(f"expression: {shown(expression)} is no condition", hint=_WRITE)
     found = tuple(type_of(arg, kinds) for arg in expression.args)
     op = expression.op
     if op == "is_null":
@@ -354,6 +368,7 @@ _ARITHMETIC: dict[str, Callable[..., Any]] = {
     "-": pc.subtract_checked,
     "*": pc.multiply_checked,
 }
+_NANOSECONDS = {"s": 1_000_000_000, "ms": 1_000_000, "us": 1_000, "ns": 1}
 _COMPARE: dict[str, Callable[..., Any]] = {
     "=": pc.equal,
     "!=": pc.not_equal,
@@ -366,16 +381,36 @@ _COMPARE: dict[str, Callable[..., Any]] = {
 
 def _widened(value: Any, args: list[Any]) -> Any:
     """An operand of arithmetic as int64, or as float64 if any of them is a float."""
-    floats = any(pa.types.is_floating(arg.type) for arg in args)
-    return value.cast(pa.float64() if floats else pa.int64())
+    if any(pa.types.is_floating(arg.type) for arg in args):
+        return value.cast(pa.float64(), safe=False)
+    return value.cast(pa.int64())
 
 
 def _compare(op: str, left: Any, right: Any) -> Any:
     if pa.types.is_fixed_size_binary(left.type) or pa.types.is_fixed_size_binary(right.type):
         left, right = left.cast(pa.binary()), right.cast(pa.binary())
     if pa.types.is_floating(left.type) or pa.types.is_floating(right.type):
-        return _compare_floats(op, left.cast(pa.float64()), right.cast(pa.float64()))
-    return _COMPARE[op](left, right)
+        left, right = (side.cast(pa.float64(), safe=False) for side in (left, right))
+        return _compare_floats(op, left, right)
+    try:
+        return _COMPARE[op](left, right)
+    except pa.ArrowInvalid:
+        # The type that Arrow takes for both cannot hold all of these values.
+        return _COMPARE[op](*_widest(left, right))
+
+
+def _widest(*sides: Any) -> list[Any]:
+    """Whole numbers, decimals or timestamps as decimals of 76 digits, which hold all of them."""
+    found = []
+    for side in sides:
+        if pa.types.is_timestamp(side.type):
+            unit = pa.scalar(decimal.Decimal(_NANOSECONDS[side.type.unit]), pa.decimal128(10, 0))
+            side = pc.multiply(side.cast(pa.int64()).cast(pa.decimal128(19, 0)), unit)
+        elif pa.types.is_integer(side.type):
+            side = side.cast(pa.decimal128(20, 0))
+        found.append(side)
+    scale = max(side.type.scale for side in found)
+    return [side.cast(pa.decimal256(76, scale)) for side in found]
 
 
 def _compare_floats(op: str, left: Any, right: Any) -> Any:
