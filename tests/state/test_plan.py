@@ -180,7 +180,31 @@ REFUSED = {
     "both have one name": lambda: join(right=input_(name="left")),
     "column .* is not there": lambda: join(columns=[(0, "gone", "x")]),
     "overflow 'ignore'": lambda: plan(overflow="ignore"),
+    "both read the topic bids; write the rows": lambda: join(right=input_(name="right")),
+    r"\('k', 'name'\) is not there": lambda: join(columns=[("k", "name")]),
+    r"\(0, 'name', ''\) is not there": lambda: join(columns=[(0, "name", "")]),
+    "column 'name' is not there": lambda: join(columns=["name"]),
+    "None is no window": lambda: plan(window=None),
+    "'1 hour' is no window; use Tumbling": lambda: plan(window="1 hour"),
+    "is no window; .*NoWindow": lambda: plan(window=NoWindow),
+    "join of .*None is no window": lambda: join(window=None),
+    "'t' is no input": lambda: plan(input="t"),
+    "keys None are no names": lambda: plan(keys=None),
+    "None are no aggregates": lambda: plan(aggregates=None),
+    r"\('sum', 'price', 'a', 'b'\) is no aggregate": lambda: plan(
+        aggregates=[("sum", "price", "a", "b")]
+    ),
+    "aggregate sum: 3 is no name": lambda: plan(aggregates=[("sum", "price", 3)]),
+    "precision_bits '9'": lambda: Aggregate(kind="count", precision_bits="9"),
+    "idle_timeout_ms '5 seconds'": lambda: input_(idle_timeout_ms="5 seconds"),
+    "None is no schema": lambda: input_(schema=None),
+    "'id long'.* is no schema": lambda: input_(schema=["id long", "at long"]),
 }
+
+
+def test_one_aggregate_needs_no_list() -> None:
+    assert plan(aggregates="count") == plan(aggregates=["count"]) == plan(aggregates=[("count",)])
+    assert join(how="LEFT").how == "left"
 
 
 @pytest.mark.parametrize("message", REFUSED)

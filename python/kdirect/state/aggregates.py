@@ -78,7 +78,7 @@ class Aggregate:
     precision_bits: int = 9
 
     def __post_init__(self) -> None:
-        kind = SYNONYMS.get(self.kind, self.kind)
+        kind = SYNONYMS.get(str(self.kind), str(self.kind))
         if kind not in KINDS:
             raise ConfigError(
                 f"aggregate {shown(self.kind)}: it is not supported",
@@ -86,9 +86,11 @@ class Aggregate:
             )
         if self.column is None and kind != "count":
             raise ConfigError(f"aggregate {kind}: it needs a column", hint="name the column")
-        if not 4 <= self.precision_bits <= 16:
+        if self.name and not isinstance(self.name, str):
+            raise ConfigError(f"aggregate {kind}: {shown(self.name)} is no name", hint="give text")
+        if not isinstance(self.precision_bits, int) or not 4 <= self.precision_bits <= 16:
             raise ConfigError(
-                f"aggregate {kind}: precision_bits {self.precision_bits} is out of range",
+                f"aggregate {kind}: precision_bits {shown(self.precision_bits)} is out of range",
                 hint="give 4 to 16",
             )
         object.__setattr__(self, "kind", kind)

@@ -97,9 +97,10 @@ class Input:
         for name in ("delay_us", "max_ahead_us"):
             if not 0 <= getattr(self, name) <= 1 << 56:
                 raise self._error(f"{name} {getattr(self, name)} is out of range", "give 0 or more")
-        if self.idle_timeout_ms is not None and not 1 <= self.idle_timeout_ms <= 1 << 40:
+        idle = self.idle_timeout_ms
+        if idle is not None and (not isinstance(idle, int) or not 1 <= idle <= 1 << 40):
             raise self._error(
-                f"idle_timeout_ms {self.idle_timeout_ms} is out of range", "give 1 or more, or None"
+                f"idle_timeout_ms {shown(idle)} is out of range", "give 1 or more, or None"
             )
         self._check_columns()
 
@@ -210,7 +211,22 @@ def _check_keys(what: str, keys: tuple[str, ...], kinds: Mapping[str, str]) -> N
 
 
 def _names(given: Any) -> tuple[str, ...]:
-    return (given,) if isinstance(given, str) else tuple(given)
+    names = (given,) if isinstance(given, str) else given
+    if not isinstance(names, tuple | list) or not all(isinstance(name, str) for name in names):
+        raise ConfigError(
+            f"plan: the keys {shown(given)} are no names of columns",
+            hint='give "column" or ("column", "column")',
+        )
+    return tuple(names)
+
+
+def _aggregates(given: Any) -> tuple[Aggregate, ...]:
+    """One of what `_aggregate` takes, or a list of them."""
+    if isinstance(given, str | Aggregate):
+        given = (given,)
+    if not isinstance(given, tuple | list):
+        raise ConfigError(f"plan: {shown(given)} are no aggregates", hint=_WRITE_AGGREGATES)
+    return tuple(map(_aggregate, given))
 
 
 def _aggregate(given: Any) -> Aggregate:
@@ -219,8 +235,26 @@ def _aggregate(given: Any) -> Aggregate:
         return given
     if isinstance(given, str):
         return Aggregate(kind=given)
-    kind, column, *name = given
-    return Aggregate(kind=kind, column=column, name=name[0] if name else "")
+    if not isinstance(given, tuple | list) or not 1 <= len(given) <= 3:
+        raise ConfigError(f"plan: {shown(given)} is no aggregate", hint=_WRITE_AGGREGATES)
+    return Aggregate(**dict(zip(("kind", "column", "name"), given)))
+
+
+_WRITE_AGGREGATES = 'write ["count", ("sum", "column"), ("avg", "column", "name in the result")]'
+
+
+def _check_window(what: str, window: Any) -> None:
+    if not isinstance(window, Window):
+        raise ConfigError(
+            f"{what}: {shown(window)} is no window",
+            hint='use Tumbling(size_us="10 minutes"), Sliding(..), Session(..) or NoWindow()',
+        )
+
+
+def _check_inputs(*inputs: Any) -> None:
+    for given in inputs:
+        if not isinstance(given, Input):
+            raise ConfigError(f"plan: {shown(given)} is no input", hint="give Input(topic=..)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,9 +275,11 @@ class AggregatePlan:
 
     def __post_init__(self) -> None:
         put = object.__setattr__
+        _check_inputs(self.input)
         put(self, "keys", _names(self.keys))
-        put(self, "aggregates", tuple(_aggregate(given) for given in self.aggregates))
+        put(self, "aggregates", _aggregates(self.aggregates))
         what = f"aggregation of {self.input.name}"
+        _check_window(what, self.window)
         kinds = self.input.types
         _check_keys(what, self.keys, kinds)
         if not self.aggregates:
@@ -338,15 +374,24 @@ class JoinPlan:
 
     def __post_init__(self) -> None:
         put = object.__setattr__
+        _check_inputs(self.left, self.right)
         put(self, "left_keys", _names(self.left_keys))
         put(self, "right_keys", _names(self.right_keys))
-        put(self, "how", HOW_SYNONYMS.get(str(self.how), self.how))
+        how = str(self.how).lower()
+        put(self, "how", HOW_SYNONYMS.get(how, how))
         what = f"join of {self.left.name} and {self.right.name}"
         if self.left.name == self.right.name:
             raise ConfigError(f"{what}: both have one name", hint="give one of them another name=")
+        if self.left.topic == self.right.topic:
+            raise ConfigError(
+                f"{what}: both read the topic {self.left.topic}",
+                hint="write the rows of one side to a topic of their own: each partition is read"
+                " once, for one side",
+            )
         if self.how not in HOWS:
             raise ConfigError(f"{what}: how={shown(self.how)} is not supported",
                               hint="use " + ", ".join(HOWS))  # fmt: skip
+        _check_window(what, self.window)
         if not isinstance(self.window, Tumbling | Session):
             raise ConfigError(
                 f"{what}: a {self.window.kind} window is not supported for joins",
@@ -382,14 +427,20 @@ class JoinPlan:
                 for side, given in enumerate(self.inputs)
                 for name in given.types
             )
-        found = tuple((side, name, as_name) for side, name, as_name in self.columns)
-        for side, name, _ in found:
-            if side not in (0, 1) or name not in self.inputs[side].types:
+        for given in self.columns:
+            if not self._is_column(given):
                 raise ConfigError(
-                    f"{what}: column {shown((side, name))} is not there",
+                    f"{what}: column {shown(given)} is not there",
                     hint="give (0, name of a left column, result) or (1, right column, result)",
                 )
-        return found
+        return tuple((side, name, result) for side, name, result in self.columns)
+
+    def _is_column(self, given: Any) -> bool:
+        if not isinstance(given, tuple | list) or len(given) != 3:
+            return False
+        side, name, result = given
+        is_there = side in (0, 1) and name in self.inputs[side].types
+        return is_there and isinstance(result, str) and bool(result)
 
     @property
     def inputs(self) -> tuple[Input, ...]:

@@ -132,6 +132,12 @@ class Field:
         return cls(name=value[0], type=value[1])
 
 
+def _no_schema(schema: Any, what: str) -> ConfigError:
+    return ConfigError(
+        f"{what}: {shown(schema)} is no schema", hint='write for example "id int64, at long"'
+    )
+
+
 def fields(schema: Any, what: str = "schema") -> tuple[Field, ...]:
     """Fields of a ``pa.Schema``, of a mapping or pairs of name and type, or of ``"a int64, b
     string"``.  Names are unique."""
@@ -141,15 +147,16 @@ def fields(schema: Any, what: str = "schema") -> tuple[Field, ...]:
     elif isinstance(schema, str):
         words = [part.split(None, 1) for part in re.split(r",(?![^(]*\))", schema) if part.strip()]
         if any(len(word) != 2 for word in words):
-            raise ConfigError(
-                f"{what}: {shown(schema)} is no schema",
-                hint='write for example "id int64, at long"',
-            )
+            raise _no_schema(schema, what)
         pairs = [(name, kind.strip()) for name, kind in words]
     elif isinstance(schema, Mapping):
         pairs = list(schema.items())
+    elif isinstance(schema, tuple | list):
+        pairs = [(f.name, f.type) if isinstance(f, Field) else f for f in schema]
+        if not all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in pairs):
+            raise _no_schema(schema, what)
     else:
-        pairs = [(f.name, f.type) if isinstance(f, Field) else tuple(f) for f in schema]
+        raise _no_schema(schema, what)
     found = tuple(Field(name=name, type=str(kind)) for name, kind in pairs)
     if not found:
         raise ConfigError(f"{what}: there is no column", hint="name at least one column")
