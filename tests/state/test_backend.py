@@ -267,6 +267,44 @@ def test_a_variance_over_what_is_not_finite_is_nan() -> None:
             assert deviation is None if row["n"] < 10 else math.isnan(deviation)
 
 
+@pytest.mark.parametrize("overflow", ["error", "wrap"])
+def test_an_average_of_decimals_that_leaves_its_type(overflow: str) -> None:
+    """It ended the job without a name, also where sums may wrap."""
+    schema = [("time", "int64"), ("big", "decimal128(38,0)")]
+    plan = plan_of(schema, [], NoWindow(), [("avg", "big")], overflow)
+    backend = backend_of(plan)
+    update(backend, [{"time": 1, "big": Decimal(9 * 10**37)}])
+    if overflow == "error":
+        with pytest.raises(StateError, match=r"avg\(big\): .*decimal128\(38, 4\).*overflow=wrap"):
+            backend.trigger()
+    else:
+        assert rows_of(backend.trigger()) == [{"avg(big)": None}]
+
+
+@pytest.mark.parametrize("executors", [1, 2])
+def test_deviations_of_infinite_values_are_nan(executors: int) -> None:
+    """As in Spark and DuckDB, and not sometimes infinite."""
+    plan = plan_of(SCHEMA, ["n"], NoWindow(), [("stddev_pop", "x"), ("var_samp", "x")])
+    backends = cluster_of(plan, executors)
+    row = some_rows(1, 1, 1, 0.0)[0]
+    given_rows = [row | {"n": 1, "x": float("inf")}, row | {"n": 1, "x": 1.0}]
+    given_rows += [row | {"n": 2, "x": 1e200}, row | {"n": 2, "x": -1e200}]
+    for i, backend in enumerate(backends):
+        update(backend, given_rows[i::executors])
+    exchange(backends)
+    found = {r["n"]: r["stddev_pop(x)"] for b in backends for r in rows_of(b.trigger())}
+    assert np.isnan(found[1]) and found[2] == float("inf")
+
+
+def test_an_average_of_large_unsigned_integers() -> None:
+    """It was an error, and negative where sums may wrap: its sum need not fit into int64."""
+    plan = plan_of(SCHEMA, ["n"], NoWindow(), [("avg", "u")], "wrap")
+    backend = backend_of(plan)
+    row = some_rows(1, 1, 1, 0.0)[0]
+    update(backend, [row | {"u": 2**64 - 1}, row | {"u": 2**63}, row | {"u": None}])
+    assert rows_of(backend.trigger())[0]["avg(u)"] == pytest.approx((2**64 + 2**63) / 2)
+
+
 @pytest.mark.parametrize("target", [1, 2, 3, 4, 5])
 @pytest.mark.parametrize("keys", [("i",), ("s", "n")], ids="-".join)
 def test_a_snapshot_restores_into_any_number_of_executors(keys: tuple, target: int) -> None:

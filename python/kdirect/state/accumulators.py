@@ -97,6 +97,8 @@ def cell_of(aggregate: Aggregate, column: str | None, overflow: str = "error") -
     kind, type_ = aggregate.kind, None if column is None else arrow_type(column)
     decimal = type_ is not None and pa.types.is_decimal(type_)
     floating = type_ is not None and pa.types.is_floating(type_)
+    if kind == "avg" and type_ == pa.uint64():
+        floating = True  # the sum of an average need not fit into int64
     given: dict[str, Any] = {"aggregate": aggregate, "type": type_}
     kinds = {} if column is None else {str(aggregate.column): column}
     in_cell = aggregate.kept_as(kinds) == "cell"
@@ -254,7 +256,7 @@ def input_of(array: pa.Array, form: Form, overflow: str, counted: bool) -> tuple
         values = values.view(np.int64)
         if overflow == "error" and (values[valid.astype(bool)] if valid is not None else values
                                     ).min(initial=0) < 0:  # fmt: skip
-            raise StateError("a uint64 value above 2**63 cannot be summed as int64",
+            raise StateError("a uint64 value from 2**63 on cannot be summed as int64",
                              hint="set overflow=wrap, or use a decimal")  # fmt: skip
     return np.ascontiguousarray(values, dtype=np.int64), valid
 
