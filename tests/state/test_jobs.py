@@ -3,6 +3,7 @@ however the job is run, and whatever of it is refused says why."""
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,7 +25,7 @@ from kdirect.errors import (
     UnknownTopicError,
 )
 from kdirect.model import TopicPartition
-from kdirect.state import snapshots
+from kdirect.state import AggregatePlan, Input, NoWindow, column, snapshots
 from kdirect.state.stream_job import run
 from tests.state import jobs
 
@@ -158,6 +159,46 @@ def test_bad_rows_are_dropped_and_counted(broker: Any, session: Session, seed: i
     assert counts["wrong_size"] == 1
     assert counts["before_1970"] == 10
     assert counts["too_far_ahead"] == 20
+    assert len(job.bad_rows) == 10
+    tp = job.bad_rows[0].split()[0]
+    assert job.bad_rows[:2] == (
+        f"{tp} offset 20000: the value has 5 bytes, the layout 32",
+        f"{tp} offset 20001: field time: the event time is before 1970",
+    )
+
+
+@pytest.mark.parametrize(
+    ("keys", "where", "says"),
+    [
+        ("name", None, r"the key of row 1 has more than 32768 bytes; group by"),
+        (
+            (),
+            column("amount") * (1 << 62) > 0,
+            r"expression: \* overflows 64 bits; filter such rows",
+        ),
+    ],
+    ids=["key", "where"],
+)
+def test_an_error_of_a_row_says_where_it_is(
+    broker: Any, session: Session, keys: Any, where: Any, says: str
+) -> None:
+    """It named neither topic nor offset."""
+    session.admin.create_topic("names", 1)
+    rows = [{"name": "a" * length, "amount": length} for length in (1, 40_000)]
+    with session.producer() as producer:
+        producer.send_arrow(
+            pa.record_batch({"value": pa.array([json.dumps(row).encode() for row in rows])}),
+            "names",
+        )
+        producer.flush()
+    plan = AggregatePlan(
+        input=Input(topic="names", schema="name string, amount long", where=where),
+        keys=keys,
+        window=NoWindow(),
+        aggregates="count",
+    )
+    with pytest.raises(KdirectError, match=f"executor 0: names-0 offsets 0 to 1: ({says})"):
+        run_all(broker, plan=plan, executors=1)
 
 
 def test_a_bad_row_ends_a_job_that_fails_fast(broker: Any, session: Session, seed: int) -> None:

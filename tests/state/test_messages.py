@@ -72,7 +72,10 @@ MESSAGES = [
         attempt=1, batch=4, ranges={TP: Range(3, 9)}, clock=AFTER.clock, idle=frozenset([OTHER]),
         closed_before=-3, now_us=17, vparts=((0, 3), (9, 256)), emit=False,
     ),
-    messages.BatchDone(attempt=1, batch=4, executor=2, after=AFTER, rows_out=3, counts={"late": 1}),
+    messages.BatchDone(
+        attempt=1, batch=4, executor=2, after=AFTER, rows_out=3, counts={"late": 1},
+        bad_rows=("t-0 offset 3: field k: it is no int64",),
+    ),
     messages.BatchOver(attempt=1, batch=4),
     messages.TakeOutput(attempt=1, batch=4),
     messages.Output(attempt=1, batch=4, executor=2, size=99),

@@ -83,11 +83,16 @@ class Dropped:
         return self.samples[0] if self.samples else None
 
 
+def described(tp: TopicPartition, row: BadRow) -> str:
+    """Where this row is, and what is wrong with it."""
+    where = f" field {row.field}:" if row.field else ""
+    return f"{tp} offset {row.offset}:{where} {row.why}"
+
+
 def error_of(tp: TopicPartition, row: BadRow) -> BadValueError:
     """What FAILFAST raises for this row."""
-    where = f" field {row.field}:" if row.field else ""
     error = BadValueError(
-        f"{tp} offset {row.offset}:{where} {row.why}",
+        described(tp, row),
         hint="correct what the producer writes, or the format and schema that it is read with;"
         " mode=PERMISSIVE drops such records and counts them",
     )

@@ -19,7 +19,8 @@ from typing import Any
 import pyarrow as pa
 
 from kdirect.client.session import Session
-from kdirect.errors import StateProtocolError
+from kdirect.errors import StateError, StateProtocolError
+from kdirect.format.bad_values import SAMPLES, described
 from kdirect.model import TopicPartition
 from kdirect.rdma.layout import FLAG_END_OF_BATCH, FLAG_END_OF_EPOCH
 from kdirect.state import clock as clocks
@@ -72,6 +73,7 @@ class BatchResult:
     after: Progress | None = None
     done: BatchDone | None = None
     counts: Counter[str] = field(default_factory=Counter)
+    bad_rows: list[str] = field(default_factory=list)  # the first that were dropped
 
 
 @dataclass(slots=True, kw_only=True)
@@ -223,7 +225,7 @@ class BatchRun:
             self._end_source(tp)
             return helper.BlockRead(tp, whole.end, 0, None)
         if block.rows:
-            self._result.counts["late"] += self._tools.state.update(block, side)
+            self._result.counts["late"] += self._update(tp, block, side)
         self._result.counts["rows"] += block.rows
         self._result.counts["input_bytes"] += block.input_bytes
         if block.next_offset >= whole.end:
@@ -232,11 +234,23 @@ class BatchRun:
             tp, min(block.next_offset, whole.end), block.input_bytes, block.clock_us
         )
 
+    def _update(self, tp: Partition, block: Block, side: int) -> int:
+        """Bring a block into the state; how many of its rows were late."""
+        try:
+            return self._tools.state.update(block, side)
+        except StateError as e:
+            first, last = block.offsets[0], block.offsets[-1]
+            e.message = f"{tp.topic}-{tp.partition} offsets {first} to {last}: {e.message}"
+            raise
+
     def _end_source(self, tp: Partition) -> None:
         source = self._sources.pop(tp)
         del self._blocks[tp]
+        bad_rows = self._result.bad_rows
         for reason, count in source.dropped.counts.items():
             self._result.counts[str(reason.value)] += count
+        for row in source.dropped.samples[: SAMPLES - len(bad_rows)]:
+            bad_rows.append(described(source.tp, row))
         source.close()
 
     # -- sending -----------------------------------------------------------------------------------

@@ -33,6 +33,7 @@ from kdirect.errors import (
     StateProtocolError,
     TimedOutError,
 )
+from kdirect.format.bad_values import SAMPLES
 from kdirect.state import coordinator, job, messages, part_transfer, snapshots
 from kdirect.state.batches import BatchRecord, Commit, Partition, Range
 from kdirect.state.control import ControlConnection, ControlListener
@@ -98,6 +99,7 @@ class CoordinatorServer:
         self._counted: Counter[str] = Counter()  # of all batches before the newest
         self._counting = -1  # the newest batch that any executor has done
         self._counts: dict[int, dict[str, int]] = {}  # of that one, by executor
+        self.bad_rows: list[str] = []  # the first that were dropped: where they are, and why
         self._ordered: Counter[str] = Counter()  # what was done besides batches
         self._settings = settings
         self._directory = directory
@@ -193,6 +195,10 @@ class CoordinatorServer:
             self._counted = self.counts
             self._counts = {}
             self._counting = done.batch
+        for row in done.bad_rows:
+            if len(self.bad_rows) < SAMPLES and row not in self.bad_rows:
+                self.bad_rows.append(row)
+                log.warning("dropped: %s", row)
         if done.batch == self._counting:
             counts = {**done.counts, "rows_out": done.rows_out}
             self._counts[done.executor] = {name: n for name, n in counts.items() if n}

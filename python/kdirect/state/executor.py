@@ -415,6 +415,7 @@ class Executor:
                 after=result.done.after,
                 rows_out=sum(rows.num_rows for rows in result.output),
                 counts=counts,
+                bad_rows=tuple(result.bad_rows),
             )
         )
         return result

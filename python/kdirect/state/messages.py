@@ -205,7 +205,8 @@ class StartBatch:
 class BatchDone:
     """This executor has sent all its deltas, merged all of the others', and emitted: its header
     says so.  `after` are the clocks that it computed, equal in all executors.  `counts` are those
-    of the batch by name: rows, late, bad rows by reason, deltas, and so on."""
+    of the batch by name: rows, late, bad rows by reason, deltas, and so on.  `bad_rows` says of the
+    first rows that were dropped where they are, and why."""
 
     type: ClassVar[str] = "batch_done"
     attempt: int
@@ -214,6 +215,7 @@ class BatchDone:
     after: Progress
     rows_out: int = 0
     counts: dict[str, int] = field(default_factory=dict)
+    bad_rows: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -430,6 +432,7 @@ _WRITERS: dict[str, Any] = {
     "clock": batches.clock_to_json,
     "idle": batches.partitions_to_json,
     "after": lambda after: after.to_json(),
+    "bad_rows": list,
 }
 _READERS: dict[str, Any] = {
     "version": _version,
@@ -459,6 +462,7 @@ _READERS: dict[str, Any] = {
     "after": lambda m, name: Progress.from_json(m.take(name)),
     "rows_out": _not_negative,
     "counts": _counts,
+    "bad_rows": lambda m, name: m.texts(name),
     "size": _not_negative,
     "start": _not_negative,
     "steps": _not_negative,

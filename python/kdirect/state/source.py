@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 
 from kdirect.client.reader import Reader
 from kdirect.client.session import Session
-from kdirect.errors import ConfigError
+from kdirect.errors import ConfigError, FormatError
 from kdirect.format.bad_values import SAMPLES, TIME_FAULTS, BadRow, Dropped, DropReason, error_of
 from kdirect.format.decode import SCHEMA, ArrowDecoder
 from kdirect.format.fixed import LATEST_US, FixedDecoder, can_test
@@ -211,7 +211,7 @@ class TopicSource:
                 found.input_bytes,
             )
             if rest is not None and found.rows:
-                out.keep(matches(rest, out.columns, found.rows))
+                out.keep(self._matches(rest, out))
             elif found.least_us is not None and found.greatest_us is not None:
                 out.bounds = (found.least_us, found.greatest_us)
             yield out
@@ -254,8 +254,17 @@ class TopicSource:
             if out.bounds is not None:
                 out.clock_us = out.bounds[1]
             if given.where is not None and len(out.offsets):
-                out.keep(matches(given.where, out.columns, len(out.offsets)))
+                out.keep(self._matches(given.where, out))
             yield out
+
+    def _matches(self, where: Expression, rows: _Decoded) -> pa.Array:
+        """Which of these rows a condition keeps; there is at least one."""
+        try:
+            return matches(where, rows.columns, len(rows.offsets))
+        except FormatError as e:
+            first, last = rows.offsets[0].as_py(), rows.offsets[-1].as_py()
+            e.message = f"{self.tp} offsets {first} to {last}: {e.message}"
+            raise
 
     # -- what is dropped ---------------------------------------------------------------------------
 

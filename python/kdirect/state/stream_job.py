@@ -211,6 +211,12 @@ class StateJob:
         """The same of the batch that was handed out last, with `state_bytes` after it."""
         return self.server.batch_counts
 
+    @property
+    def bad_rows(self) -> tuple[str, ...]:
+        """The first ten rows that mode PERMISSIVE dropped since this start: topic, partition,
+        offset and field, and what is wrong.  They are logged, too."""
+        return tuple(self.server.bad_rows)
+
     def statistics(self) -> dict[str, int]:
         """The metrics of the room `state`: sums over the executors since this start."""
         return self.server.statistics()
