@@ -37,6 +37,7 @@ def decode(values: Any, given: list[bytes | None], base: int = 100) -> tuple[lis
 
 BAD = (
     b"", b" ", b"5", b"[1]", b'"x"', b"{", b"}", b'{"a":1', b'{"a":}', b'{"a":1}}', b'{"a":1}{',
+    b'{"a":1},"w":3', b'{"a":1},"w":{"b":2}', b'null,"w":3', b'{"a":1},{"a":2}',
     b'{"a":1}{"a":2}', b'{"a":1} {"a":2}', b'{"a":1}\n{"a":2}', b'{"a":1}}\n{"v":{"a":2}',
     b'{"a":"1"}', b'{"a":1.5}', b'{"a":9223372036854775808}', b'{"a":[1]}', b'{"s":3}',
     b'{"s":"\xff"}', b'{"s":"x\ny"}', b'{"a":1,"a":2}', b"\xff\xfe", b'{"a":1,}', b"{'a':1}",
@@ -166,12 +167,14 @@ def test_arrow_streams_and_messages() -> None:
     values = [
         stream_of(batch_of(0, 2), batch_of(2, 3)), None, message, stream_of(batch_of(8, 0)),
         stream_of(batch_of(8, 1), compression="zstd"), b"junk", b"", message[:-60],
+        # The rows of the second one were lost, in silence.
+        stream_of(batch_of(9, 1)) + stream_of(batch_of(10, 1)), message + message,
     ]  # fmt: skip
     rows, offsets, bad = decode(decoder, values)
     assert rows == [(i, f"s{i}") for i in range(9)]
     assert offsets == [100] * 5 + [102] * 3 + [104]
-    assert bad == [(105, ""), (106, ""), (107, "")]
-    assert decoder.dropped.counts == {DropReason.NOT_DECODED: 3, DropReason.NULL_VALUE: 1}
+    assert bad == [(offset, "") for offset in range(105, 110)]
+    assert decoder.dropped.counts == {DropReason.NOT_DECODED: 5, DropReason.NULL_VALUE: 1}
 
 
 def test_the_column_of_a_bad_arrow_value_is_named() -> None:

@@ -170,7 +170,7 @@ def test_compressed_batches_and_parts_of_a_range(
 BAD = {
     "fixed": (b"short", DropReason.WRONG_SIZE, "", "the value has 5 bytes, the layout 40"),
     "json": (b'{"key":"x"}', DropReason.NOT_DECODED, "key", "field key: it is no int64"),
-    "arrow": (b"junk", DropReason.NOT_DECODED, "", "neither an Arrow stream nor"),
+    "arrow": (b"junk", DropReason.NOT_DECODED, "", "not one Arrow stream, nor"),
 }
 
 

@@ -6,12 +6,14 @@ reads them straight from the record batches.)  Rows come in the order of their r
 value gives no row, and one that does not decode gives none either: both are counted in `dropped`,
 with their offsets and the field that is wrong.
 
-JSON: all values of a block are parsed in one go.  Each is wrapped as {"v": value}, so that a value
+JSON: all values of a block are parsed in one go.  Each is wrapped as {"v": [value]}, so that a value
 is exactly one row or an error: what is not one whole JSON value breaks the wrapping, or makes more
-rows than there are values.  When that happens the block is halved until the bad ones are found.
+lists than there are values, or a list of another length.  (Only ``a], "name": [b``, with two whole
+values, passes for its first one.)  When that happens the block is halved until the bad ones are
+found.
 
 Arrow: each value is a stream (schema, dictionaries, record batches) or one record batch without its
-schema, and gives as many rows as are in it.
+schema, to its last byte, and gives as many rows as are in it.
 """
 
 from __future__ import annotations
@@ -146,21 +148,24 @@ class JsonValues(_Values):
         if count == 0:
             return [pa.nulls(0, field.type) for field in schema]
         whole = pa.ListArray.from_arrays(pa.array([0, count], pa.int32()), values)
-        text = pc.binary_join(whole, b'}\n{"v":')[0].as_buffer()
-        data = b"".join((b'{"v":', text, b"}"))
+        text = pc.binary_join(whole, b']}\n{"v":[')[0].as_buffer()
+        data = b"".join((b'{"v":[', text, b"]}"))
         row = pa.struct([pa.field(f.name, _as_in_json(f.type)) for f in schema])
         try:
             table = pj.read_json(
                 pa.BufferReader(data),
                 read_options=pj.ReadOptions(use_threads=False, block_size=len(data) + 1),
                 parse_options=pj.ParseOptions(
-                    explicit_schema=pa.schema([pa.field("v", row)]),
+                    explicit_schema=pa.schema([pa.field("v", pa.list_(row))]),
                     unexpected_field_behavior="ignore",
                 ),
             )
             if table.num_rows != count:
                 return None
-            rows = table.column("v").combine_chunks()
+            lists = table.column("v").combine_chunks()
+            if lists.null_count or not pc.all(pc.equal(pc.list_value_length(lists), 1)).as_py():
+                return None
+            rows = lists.flatten()
             columns = [pc.struct_field(rows, i) for i in range(len(schema))]
             columns = [pc.cast(column, f.type) for column, f in zip(columns, schema)]
             for column in columns:
@@ -201,7 +206,7 @@ class ArrowValues(_Values):
         data, ends = _flat(values)
         for index in range(len(values)):
             message = data.slice(ends[index], ends[index + 1] - ends[index])
-            field, why = "", "the value is neither an Arrow stream nor a record batch message"
+            field, why = "", "the value is not one Arrow stream, nor one record batch message"
             column: pa.Array | None = None
             try:
                 batches = self._batches(message)
@@ -229,9 +234,14 @@ class ArrowValues(_Values):
         reader = pa.BufferReader(message)
         first = pa.ipc.read_message(reader)
         if first.type == "record batch":
-            return [pa.ipc.read_record_batch(first, self._written)]
-        with pa.ipc.open_stream(pa.BufferReader(message)) as stream:
-            return list(stream)
+            batches = [pa.ipc.read_record_batch(first, self._written)]
+        else:
+            reader.seek(0)
+            with pa.ipc.open_stream(reader) as stream:
+                batches = list(stream)
+        if reader.tell() < message.size:
+            raise pa.ArrowInvalid("something follows, perhaps another stream with more rows")
+        return batches
 
 
 def _fits(column: pa.Array, kind: pa.DataType) -> bool:
