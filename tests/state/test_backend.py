@@ -296,6 +296,12 @@ def test_deviations_of_infinite_values_are_nan(executors: int) -> None:
     assert np.isnan(found[1]) and found[2] == float("inf")
 
 
+def test_a_sum_of_large_unsigned_integers_names_the_column() -> None:
+    backend = backend_of(plan_of(SCHEMA, ["n"], NoWindow(), [("sum", "u")]))
+    with pytest.raises(StateError, match=r"column u: a uint64 value from 2\*\*63 on"):
+        update(backend, [some_rows(1, 1, 1, 0.0)[0] | {"u": 2**63}])
+
+
 def test_an_average_of_large_unsigned_integers() -> None:
     """It was an error, and negative where sums may wrap: its sum need not fit into int64."""
     plan = plan_of(SCHEMA, ["n"], NoWindow(), [("avg", "u")], "wrap")

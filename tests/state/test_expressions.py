@@ -178,7 +178,10 @@ def test_numbers_of_any_size_compare(left: pa.Array, right: Any) -> None:
 
 
 def test_times_of_any_unit_compare() -> None:
-    columns = {"s": pa.array([10**11, 0], pa.timestamp("s")), "n": pa.array([1, 1], "timestamp[ns]")}
+    columns = {
+        "s": pa.array([10**11, 0], pa.timestamp("s")),
+        "n": pa.array([1, 1], pa.timestamp("ns")),
+    }
     assert evaluate(column("s") > column("n"), columns, 2).to_pylist() == [True, False]
     later = column("n") > datetime.datetime(2500, 1, 1)
     assert evaluate(later, columns, 2).to_pylist() == [False, False]
@@ -219,6 +222,7 @@ def test_a_column_may_be_chunked() -> None:
         (lambda: (column("i") > 1) | (column("j") != 2), "True is no condition"),
         (lambda: type_of(column("i") == 2, KINDS), "False is no condition"),
         (lambda: type_of("i = 2", KINDS), "'i = 2' is no condition"),
+        (lambda: column("i").equals(None), r"write a\.is_null"),
     ],
 )
 def test_what_is_refused(make: Any, message: str) -> None:

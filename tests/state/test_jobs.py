@@ -326,6 +326,9 @@ def test_a_damaged_snapshot_is_left_out_and_the_one_before_it_used(
         ({"mode": "storm"}, ConfigError, "mode='storm'"),
         ({"executors": 0}, ConfigError, "0 executors"),
         ({"executors": 257}, ConfigError, "257 executors"),
+        ({"executors": "2"}, ConfigError, "'2' executors"),
+        ({"source": None}, ConfigError, "None names no brokers"),
+        ({"plan": jobs.plan().to_json()}, ConfigError, "is no plan; .*plan_from_json"),
         ({"executors": 1, "mode": "uppar", "layout": "split"}, ConfigError, "1 executors"),
         ({"until": "tomorrow"}, ConfigError, "until='tomorrow'"),
         ({"epoch_byte": 5}, ConfigError, "did you mean epoch_bytes"),
@@ -340,7 +343,8 @@ def test_arguments_that_cannot_be_are_refused(
     session.admin.create_topic(jobs.TOPIC, 1)
     given = {"executors": 1, **settings}
     with pytest.raises(error, match=what):
-        run(jobs.plan(), given.pop("source", broker.bootstrap_servers), **given).close()
+        plan = given.pop("plan", jobs.plan())
+        run(plan, given.pop("source", broker.bootstrap_servers), **given).close()
 
 
 def test_a_topic_that_is_not_there_is_refused(broker: Any) -> None:

@@ -6,11 +6,11 @@ reads them straight from the record batches.)  Rows come in the order of their r
 value gives no row, and one that does not decode gives none either: both are counted in `dropped`,
 with their offsets and the field that is wrong.
 
-JSON: all values of a block are parsed in one go.  Each is wrapped as {"v": [value]}, so that a value
-is exactly one row or an error: what is not one whole JSON value breaks the wrapping, or makes more
-lists than there are values, or a list of another length.  (Only ``a], "name": [b``, with two whole
-values, passes for its first one.)  When that happens the block is halved until the bad ones are
-found.
+JSON: all values of a block are parsed in one go.  Each is wrapped as {"v": [value]}, so that a
+value is exactly one row or an error: what is not one whole JSON value breaks the wrapping, or makes
+more lists than there are values, or a list of another length.  (Only ``a], "name": [b``, with two
+whole values, passes for its first one.)  When that happens the block is halved until the bad ones
+are found.
 
 Arrow: each value is a stream (schema, dictionaries, record batches) or one record batch without its
 schema, to its last byte, and gives as many rows as are in it.

@@ -230,7 +230,9 @@ def _values(array: pa.Array) -> np.ndarray:
     return np.frombuffer(data, f"{code}{width}", n, array.offset * width)
 
 
-def input_of(array: pa.Array, form: Form, overflow: str, counted: bool) -> tuple[Any, Any]:
+def input_of(
+    name: str, array: pa.Array, form: Form, overflow: str, counted: bool
+) -> tuple[Any, Any]:
     """(values, validity bytes or None) of a column as the kernels read it.  `counted`: only its
     validity is needed.  The values are an int64, float64 or uint64 array of numpy, or (n, 2)."""
     if isinstance(array, pa.ChunkedArray):
@@ -256,8 +258,10 @@ def input_of(array: pa.Array, form: Form, overflow: str, counted: bool) -> tuple
         values = values.view(np.int64)
         if overflow == "error" and (values[valid.astype(bool)] if valid is not None else values
                                     ).min(initial=0) < 0:  # fmt: skip
-            raise StateError("a uint64 value from 2**63 on cannot be summed as int64",
-                             hint="set overflow=wrap, or use a decimal")  # fmt: skip
+            raise StateError(
+                f"column {name}: a uint64 value from 2**63 on cannot be summed as int64",
+                hint="set overflow=wrap, or use a decimal",
+            )
     return np.ascontiguousarray(values, dtype=np.int64), valid
 
 

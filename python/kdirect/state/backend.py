@@ -176,7 +176,9 @@ class Backend:
             self.engine.expected_rows = expected_rows
         keys = self.keys.encode([columns[name] for name in self.plan.keys], rows, False)
         inputs = [
-            input_of(columns[str(name)], form, self.plan.overflow, self._counted(name, form))
+            input_of(
+                str(name), columns[str(name)], form, self.plan.overflow, self._counted(name, form)
+            )
             for name, form in self.layout.inputs
             if form is not Form.TIME
         ]

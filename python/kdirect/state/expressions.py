@@ -180,6 +180,8 @@ def _suggested(value: Any) -> str:
 
 
 def _given(value: Any) -> Expression:
+    if value is None:
+        raise ConfigError("expression: nothing is equal to None", hint="write a.is_null()")
     return value if isinstance(value, Column | Literal | Call) else literal(value)
 
 

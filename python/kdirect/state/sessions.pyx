@@ -106,7 +106,7 @@ cdef class Cells:
                 continue
             counted = all(cell.kernel.name == "COUNT_VALID" for cell in self.layout.cells
                           if cell.aggregate.column == name and cell.form is form)
-            values, valid = input_of(columns[name], form, overflow, counted)
+            values, valid = input_of(name, columns[name], form, overflow, counted)
             values = np.ascontiguousarray(values)
             kept.append((values, valid))
             self.inputs[i].values = <const uint8_t*><uintptr_t>values.ctypes.data

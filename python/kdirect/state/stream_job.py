@@ -38,6 +38,7 @@ from kdirect.state.executor import ExecutorSettings
 from kdirect.state.launcher import Launcher, LocalLauncher
 from kdirect.state.mapped import MappedDirectory
 from kdirect.state.plan import VPARTS, Plan, identity_of
+from kdirect.state.strict import shown
 
 MODES = ("slash", "uppar")
 LAYOUTS = ("colocated", "split")
@@ -68,6 +69,15 @@ def run(
 
     Raises ConfigError for arguments that cannot be, TransportError where ``exchange=rdma`` is asked
     for and there is no path, StateDirectoryError for a directory that is in use or damaged."""
+    if not isinstance(plan, Plan):
+        raise ConfigError(
+            f"{shown(plan)} is no plan",
+            hint="give an AggregatePlan, or JoinPlan, or plan_from_json()",
+        )
+    if not isinstance(source, str | Mapping):
+        raise ConfigError(
+            f"{shown(source)} names no brokers", hint='give "host:port" or the settings of a client'
+        )
     return StateJob(
         plan,
         {"bootstrap.servers": source} if isinstance(source, str) else dict(source),
@@ -339,8 +349,8 @@ def _check(executors: int, mode: str, layout: str, until: str | None) -> None:
                 f"{name}={value!r} is not known", hint=f"use one of {', '.join(map(str, choices))}"
             )
     least = 2 if (mode, layout) == ("uppar", "split") else 1
-    if not least <= executors <= VPARTS:
+    if not isinstance(executors, int) or not least <= executors <= VPARTS:
         raise ConfigError(
-            f"a job cannot have {executors} executors in this mode",
+            f"a job cannot have {shown(executors)} executors in this mode",
             hint=f"give {least} to {VPARTS}",
         )
