@@ -167,6 +167,10 @@ def test_event_times() -> None:
         (lambda: workloads.ro(keys=0), "keys=0"),
         (lambda: workloads.ro(zipf=1.0, pareto=1.0), "both"),
         (lambda: workloads.ro(zipf=-1.0), "zipf=-1.0"),
+        (lambda: workloads.named("ro", zipf="steep"), "zipf=steep is out of range"),
+        (lambda: workloads.named("ysb", late_share="half"), "late_share half is no share"),
+        # It was taken for true.
+        (lambda: workloads.named("nexmark", paper="no"), "paper='no'.*true or false"),
         (lambda: EventTime(late_share=2), "no share"),
         (lambda: workloads.nexmark(active_persons=0), "active_persons=0 is out of range"),
         (lambda: workloads.nexmark(active_persons=-5), "active_persons=-5"),

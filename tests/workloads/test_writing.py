@@ -88,6 +88,8 @@ def test_partitions_that_do_not_fit_are_refused(broker: Any) -> None:
         workloads.write(session, stream, "t", records=0, partitions=2)
         with pytest.raises(ConfigError, match="the topic t has 2 partitions, not 3"):
             workloads.write(session, stream, "t", records=1, partitions=3)
+        with pytest.raises(ConfigError, match="a topic of 0 partitions"):
+            workloads.write(session, stream, "new", records=1, partitions=0)
         with pytest.raises(ConfigError, match="-1 records"):
             workloads.write(session, stream, "t", records=-1)
 

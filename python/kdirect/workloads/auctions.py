@@ -21,6 +21,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from kdirect.errors import ConfigError
 from kdirect.format.fixed_layout import FixedLayout
 from kdirect.state.aggregates import Aggregate
 from kdirect.state.plan import AggregatePlan, JoinPlan
@@ -220,6 +221,8 @@ def nexmark(
 
     `hot_auctions` and so on: one of so many is not hot; 1 means that none is.  `step_us` is the
     time between two events of any stream."""
+    if not isinstance(paper, bool):
+        raise ConfigError(f"paper={paper!r} is neither", hint="give true or false")
     if active_persons is None:
         active_persons = EVERYBODY if paper else ACTIVE_PERSONS
     for name, value in (

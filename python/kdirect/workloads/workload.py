@@ -32,6 +32,10 @@ def check_number(name: str, value: Any, least: int, most: int) -> None:
         )
 
 
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventTime:
     """Record number i happens at `start_us` + i * `step_us`.  Its event time is up to `disorder_us`
@@ -46,7 +50,7 @@ class EventTime:
     def __post_init__(self) -> None:
         for name in ("start_us", "step_us", "disorder_us", "late_by_us"):
             check_number(name, getattr(self, name), 0, 1 << 62)
-        if not 0 <= self.late_share <= 1:
+        if not _is_number(self.late_share) or not 0 <= self.late_share <= 1:
             raise ConfigError(f"late_share {self.late_share} is no share", hint="give 0 to 1")
         if self.start_us < self.disorder_us + self.late_by_us:
             raise ConfigError(
@@ -68,7 +72,7 @@ class Keys:
         if self.zipf is not None and self.pareto is not None:
             raise ConfigError("keys are both Zipf and Pareto", hint="choose one of them")
         for name, exponent in (("zipf", self.zipf), ("pareto", self.pareto)):
-            if exponent is not None and not 0 <= exponent <= 20:
+            if exponent is not None and not (_is_number(exponent) and 0 <= exponent <= 20):
                 raise ConfigError(f"{name}={exponent} is out of range", hint="give 0 to 20")
 
     def fill(self, filler: Filler, name: str, base: int = 0) -> None:

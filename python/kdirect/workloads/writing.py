@@ -78,6 +78,8 @@ def write(
 
 def _partitions(session: Session, topic: str, wanted: int | None) -> int:
     """How many partitions the topic has, which is created if need be."""
+    if wanted is not None and wanted < 1:
+        raise ConfigError(f"a topic of {wanted} partitions", hint="give 1 or more")
     found = session.list_topics().get(topic)
     if found is None:
         session.admin.create_topic(topic, wanted or 1)
