@@ -227,8 +227,8 @@ class Executor:
     def restore(self, message: Restore) -> None:
         assert self.welcome is not None
         plan_hash, executors = self.welcome.plan.hash, len(self.welcome.vparts)
-        first, last = self.welcome.vparts[self.index]
-        self.file = StateFile.empty(plan_hash, self.index, executors, message.attempt)
+        led = first, last = self.welcome.vparts[self.index]
+        self.file = StateFile.empty(plan_hash, self.index, executors, led, message.attempt)
         self.file.mark(message.attempt, max(message.batch, 0), Phase.DIRTY)
         for part in message.parts:
             cells = self.world.parts.get((message.batch, part.file))

@@ -148,10 +148,21 @@ def dirty_state_used() -> Any:
 def number_of_executors_ignored() -> Any:
     """After a change of their number executors go on with the ranges that they had."""
 
-    def wrong(header: Any, executors: int, *rest: Any) -> Any:
+    def wrong(header: Any, executors: int, vparts: Any, *rest: Any) -> Any:
         if header is not None:
-            header = replace(header, executors=executors, executor=0)
-        return _level(header, executors, *rest)
+            header = replace(header, executors=executors, executor=0, vparts=vparts)
+        return _level(header, executors, vparts, *rest)
+
+    return mock.patch.object(recovery, "_level", wrong)
+
+
+def mode_ignored() -> Any:
+    """As many executors in another mode go on with the ranges that they had."""
+
+    def wrong(header: Any, executors: int, vparts: Any, *rest: Any) -> Any:
+        if header is not None:
+            header = replace(header, vparts=vparts)
+        return _level(header, executors, vparts, *rest)
 
     return mock.patch.object(recovery, "_level", wrong)
 
@@ -298,6 +309,7 @@ MISTAKES: tuple[Callable[[], Any], ...] = (
     not_marked_dirty,
     dirty_state_used,
     number_of_executors_ignored,
+    mode_ignored,
     one_batch_too_few,
     repeated_for_all,
     committed_when_handed_out,

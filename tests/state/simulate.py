@@ -303,13 +303,18 @@ class Run:
             world.lose_part(newest, part.file)
 
     def redeploy(self) -> None:
-        """The job was stopped: it goes on with as many executors, or another number."""
+        """The job was stopped: it goes on with as many executors, or another number.  If it was
+        split, it may go on in the other mode: as many executors lead other keys."""
         executors = self.chance.choice((self.world.executors, self.chance.randint(1, 5)))
         if self.bounds.split:
             executors = max(executors, 2)
-        self.note("deploy", executors)
+        is_split = self.bounds.split and self.chance.random() < 0.5
+        self.note("deploy", executors, is_split)
         self.world.seen["rescaled"] += executors != self.world.executors
-        self.world.deploy(executors)
+        self.world.seen["in another mode"] += (
+            executors == self.world.executors and is_split != self.world.settings.is_split
+        )
+        self.world.deploy(executors, is_split=is_split)
 
     # -- the end -----------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
+from dataclasses import replace
 from typing import NamedTuple
 
 from kdirect.state.batches import NO_BATCH, Phase, Progress, StateHeader
@@ -68,12 +69,15 @@ class StateFile:
         self.kept: Counter = Counter()
 
     @classmethod
-    def empty(cls, plan_hash: str, executor: int, executors: int, attempt: int) -> StateFile:
+    def empty(
+        cls, plan_hash: str, executor: int, executors: int, vparts: tuple[int, int], attempt: int
+    ) -> StateFile:
         return cls(
             StateHeader(
                 plan_hash=plan_hash,
                 executor=executor,
                 executors=executors,
+                vparts=vparts,
                 attempt=attempt,
                 batch=NO_BATCH,
                 phase=Phase.CLEAN,
@@ -82,15 +86,7 @@ class StateFile:
 
     def mark(self, attempt: int, batch: int, phase: Phase, after: Progress | None = None) -> None:
         header = self.header
-        self.header = StateHeader(
-            plan_hash=header.plan_hash,
-            executor=header.executor,
-            executors=header.executors,
-            attempt=attempt,
-            batch=batch,
-            phase=phase,
-            after=after,
-        )
+        self.header = replace(header, attempt=attempt, batch=batch, phase=phase, after=after)
 
     def apply(self, entry: Entry) -> None:
         merge(self.cells, entry)

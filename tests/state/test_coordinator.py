@@ -3,6 +3,7 @@ test_simulation.py; here are its rules one at a time."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -163,11 +164,11 @@ def test_output_that_did_not_reach_the_caller_is_handed_out_again() -> None:
     after = Progress(clock={A: 9, B: 7}, closes=7)
     driver.effects.clear()
     kept = StateHeader(
-        plan_hash=PLAN.hash, executor=0, executors=2, attempt=1, batch=0, phase=Phase.DONE,
-        after=after,
+        plan_hash=PLAN.hash, executor=0, executors=2, vparts=(0, 128), attempt=1, batch=0,
+        phase=Phase.DONE, after=after,
     )  # fmt: skip
     for i in range(2):
-        header = StateHeader.from_json({**kept.to_json(), "executor": i})
+        header = replace(kept, executor=i, vparts=(128 * i, 128 * i + 128))
         driver.feed(
             messages.Hello(executor=i, token="", process_id=1, host="", address={}, header=header)
         )

@@ -111,6 +111,23 @@ def test_another_number_of_executors_goes_on(
     jobs.assert_same(jobs.rows_of(tables), jobs.expected(session))
 
 
+def test_as_many_executors_go_on_in_another_mode(
+    broker: Any, session: Session, seed: int, tmp_path: Path
+) -> None:
+    """Their state is where they left it, and it is of other keys than they lead now."""
+    jobs.write(session, jobs.events(seed, RECORDS), 2)
+    settings: dict[str, Any] = {"executors": 2, "directory": tmp_path, "batch_records": 6000}
+    split = {"mode": "uppar", "layout": "split"}
+    outputs = {}
+    for mode in ({}, split):
+        job = run(jobs.plan(), broker.bootstrap_servers, **settings, **mode)
+        outputs |= dict(next(job) for _ in range(2))
+        job.close(stop=False)  # as if all processes had been killed
+    outputs |= dict(run_all(broker, **settings))
+    assert sorted(outputs) == list(range(len(outputs)))
+    jobs.assert_same(jobs.rows_of(outputs.values()), jobs.expected(session))
+
+
 def test_an_output_that_was_not_committed_comes_again(
     broker: Any, session: Session, seed: int, tmp_path: Path
 ) -> None:

@@ -32,7 +32,14 @@ from kdirect.state.windows import TIME_MIN, Tumbling
 TP, OTHER = Partition("bids", 0), Partition("bids", 7)
 AFTER = Progress(clock={TP: 5, OTHER: TIME_MIN}, closes=-3)
 HEADER = StateHeader(
-    plan_hash="ab", executor=1, executors=2, attempt=3, batch=4, phase=Phase.DONE, after=AFTER
+    plan_hash="ab",
+    executor=1,
+    executors=2,
+    vparts=(128, 256),
+    attempt=3,
+    batch=4,
+    phase=Phase.DONE,
+    after=AFTER,
 )
 PART = Part(file="part-1-0", first=0, last=VPARTS, size=10, crc=7)
 RECORD = BatchRecord(

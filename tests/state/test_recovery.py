@@ -31,6 +31,7 @@ def header(executor: int, batch: int, phase: Phase, **changes: Any) -> StateHead
         plan_hash="p",
         executor=executor,
         executors=2,
+        vparts=deal_vparts(2)[executor] if executor < 2 else (0, 0),
         attempt=3,
         batch=batch,
         phase=phase,
@@ -134,6 +135,14 @@ def test_another_number_of_executors_takes_a_snapshot() -> None:
     assert found.cold == {0, 1, 2} and found.snapshot == manifest(7) and found.steps == ()
 
 
+def test_state_of_other_keys_is_cold_though_as_many_executors_led_them() -> None:
+    """The job went on in the mode that is split, and rows came twice: executor 1 led the upper half
+    of the keys and then all of them, of which its state had half."""
+    found = decide(situation(both(7, Phase.DONE), vparts=deal_vparts(2, 1)))
+    assert found.cold == {1}
+    assert found.steps == steps(*[(n, EVERYTHING, n > 6) for n in range(5, 8)])
+
+
 def test_without_a_snapshot_everything_runs_again() -> None:
     found = decide(situation((None, None), manifests=()))
     assert found.snapshot is None
@@ -146,7 +155,7 @@ def test_a_snapshot_of_a_batch_that_is_not_committed_is_left_alone() -> None:
 
 
 def test_an_executor_that_leads_nothing_has_nothing_to_lose() -> None:
-    found = decide(situation((None, header(1, 7, Phase.DONE)), vparts=((0, 0), (0, 256))))
+    found = decide(situation((None, header(1, 7, Phase.DONE)), vparts=((0, 0), (128, 256))))
     assert found.cold == frozenset() and found.steps == ()
 
 

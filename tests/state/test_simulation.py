@@ -33,6 +33,7 @@ FOUND_AT = {
     "closing_falls": 434,
     "logged_after_it_runs": 93,
     "log_cut_at_newest_snapshot": 62,
+    "mode_ignored": 498,
     "snapshot_of_what_runs": 62,
 }
 REAL_FOUND_AT = {"match_emitted_twice": 22, "rows_of_older_attempts_kept": 26}
@@ -48,6 +49,7 @@ WANTED = {
     "cut": 150,
     "stop": 150,
     "rescaled": 150,
+    "in another mode": 20,
     "snapshots": 1500,
     "written while a batch ran": 500,
     "restored from a snapshot": 500,

@@ -196,7 +196,7 @@ class World:
         if bounds.is_real:
             self.make_real()
         self.all: list[Any] = []
-        self.deploy(bounds.executors)
+        self.deploy(bounds.executors, is_split=bounds.split)
 
     def make_real(self) -> None:
         """A directory of snapshots and mapped state, a fabric, and topics that can be read."""
@@ -242,7 +242,7 @@ class World:
 
     # -- processes ---------------------------------------------------------------------------------
 
-    def deploy(self, executors: int) -> None:
+    def deploy(self, executors: int, *, is_split: bool) -> None:
         """So many executors from now on; state files of the same number stay where they are."""
         before, self.executors = self.all, executors
         for executor in before:
@@ -252,7 +252,7 @@ class World:
             executors=executors,
             options=self.options,
             starts=dict.fromkeys(self.rows, 0),
-            is_split=self.bounds.split and executors > 1,
+            is_split=is_split and executors > 1,
             max_offsets=self.bounds.max_offsets,
             snapshot_interval_us=self.bounds.snapshot_interval,
             max_restarts=10**6,

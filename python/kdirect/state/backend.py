@@ -20,7 +20,7 @@ import pyarrow as pa
 from kdirect.errors import ConfigError, StateError
 from kdirect.state.accumulators import Form, Results, cell_of, input_of, layout_of
 from kdirect.state.arena import PageMemory, StateMemory
-from kdirect.state.batches import Phase, Progress, StateHeader
+from kdirect.state.batches import Phase, Progress, StateHeader, led_by
 from kdirect.state.engine import NOBODY
 from kdirect.state.header import (
     Catalogue,
@@ -339,7 +339,8 @@ class Backend:
         DONE (with `after`) when every delta is merged and flushed."""
         header = StateHeader(
             plan_hash=self.plan.hash, executor=self.executor, executors=self.executors,
-            attempt=attempt, batch=batch, phase=phase, after=after,
+            vparts=led_by(self.executor, self.owners), attempt=attempt, batch=batch, phase=phase,
+            after=after,
         )  # fmt: skip
         if phase is Phase.DIRTY:
             write_header(self.memory, header)

@@ -7,7 +7,7 @@ Everything here has a form in JSON, which is checked when it is read.  Pure.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NamedTuple, TypeAlias
@@ -107,6 +107,13 @@ def deal_vparts(executors: int, only_read: int = 0) -> tuple[tuple[int, int], ..
     return ((0, 0),) * only_read + tuple(
         (i * VPARTS // leaders, (i + 1) * VPARTS // leaders) for i in range(leaders)
     )
+
+
+def led_by(executor: int, owners: Sequence[int]) -> tuple[int, int]:
+    """The range of virtual partitions that an executor leads, where `owners` leads each of them;
+    ``(0, 0)`` for none."""
+    led = [vpart for vpart, owner in enumerate(owners) if owner == executor]
+    return (led[0], led[-1] + 1) if led else (0, 0)
 
 
 def leader_of(vpart: int, executors: int, only_read: int = 0) -> int:
@@ -294,11 +301,14 @@ class Phase(Enum):
 class StateHeader:
     """The header of an executor's state file, as its owner reports it.
 
-    With DONE comes `after`, the clocks after the batch, which is kept with the output."""
+    `vparts` is the range of virtual partitions that the state has: the same number of executors may
+    lead others in another mode.  With DONE comes `after`, the clocks after the batch, which is kept
+    with the output."""
 
     plan_hash: str
     executor: int
     executors: int
+    vparts: tuple[int, int]
     attempt: int
     batch: int
     phase: Phase
@@ -309,6 +319,7 @@ class StateHeader:
             "plan_hash": self.plan_hash,
             "executor": self.executor,
             "executors": self.executors,
+            "vparts": list(self.vparts),
             "attempt": self.attempt,
             "batch": self.batch,
             "phase": self.phase.value,
@@ -319,10 +330,14 @@ class StateHeader:
     def from_json(cls, value: Any) -> StateHeader:
         members = Members(value, "state header")
         executors = members.number("executors", 1, MOST_EXECUTORS)
+        ((first, last),) = _rows([members.take("vparts")], (int, int), "state header: vparts")
+        if not 0 <= first <= last <= VPARTS:
+            raise FormatError(f"state header: vparts: {first} to {last} is no range")
         found = cls(
             plan_hash=members.text("plan_hash", empty=False),
             executor=members.number("executor", 0, executors - 1),
             executors=executors,
+            vparts=(first, last),
             attempt=members.number("attempt", 0),
             batch=members.number("batch", NO_BATCH),
             phase=Phase(members.choice("phase", [phase.value for phase in Phase])),

@@ -20,7 +20,7 @@ from kdirect.rdma.contract import Memory
 from kdirect.state.append import AppendState, needs_append
 from kdirect.state.arena import PageMemory, StateMemory
 from kdirect.state.backend import Backend, Delta, Page
-from kdirect.state.batches import Phase, Progress, StateHeader
+from kdirect.state.batches import Phase, Progress, StateHeader, led_by
 from kdirect.state.exchange import ReceivingEnd
 from kdirect.state.header import Catalogue, blocks_of, damaged, read_header, write_header
 from kdirect.state.messages import StartBatch
@@ -266,6 +266,7 @@ class ChainState:
             plan_hash=self._plan.hash,
             executor=self._place.executor,
             executors=self._place.executors,
+            vparts=led_by(self._place.executor, self._place.owners),
             attempt=attempt,
             batch=batch,
             phase=phase,

@@ -21,7 +21,7 @@ from kdirect.state.batches import Phase, StateHeader
 
 _PHASES = {1: Phase.CLEAN, 2: Phase.DIRTY, 3: Phase.DONE}
 _NUMBERS = {phase: number for number, phase in _PHASES.items()}
-_BODY = struct.Struct("<32sIIqqI4xQQQQI12x")  # bytes 16 to 128
+_BODY = struct.Struct("<32sIIqqI4xQQQQIII4x")  # bytes 16 to 128
 if at.STATE_AT_PLAN_HASH + _BODY.size != at.STATE_END:
     raise AssertionError("header: fields do not add up")
 
@@ -63,7 +63,7 @@ def write_header(memory: StateMemory, header: StateHeader,
     body = _BODY.pack(
         header.plan_hash.encode().ljust(at.STATE_PLAN_HASH_BYTES, b"\0"), header.executor,
         header.executors, header.attempt, header.batch, _NUMBERS[header.phase], position, length,
-        memory.limit, memory.top, crc,
+        memory.limit, memory.top, crc, *header.vparts,
     )  # fmt: skip
     view = memoryview(memory)
     view[at.STATE_AT_CRC : at.STATE_AT_CRC + 4] = bytes(4)
@@ -80,9 +80,10 @@ def read_header(memory: StateMemory) -> tuple[StateHeader, dict[str, Any]] | Non
     body = bytes(view[at.STATE_AT_PLAN_HASH : at.STATE_END])
     if magic != at.STATE_MAGIC or version != at.STATE_VERSION or crc32c(body) != crc:
         return None
-    plan_hash, executor, executors, attempt, batch, phase, position, length, _, top, check = (
-        _BODY.unpack(body)
-    )
+    (
+        plan_hash, executor, executors, attempt, batch, phase, position, length, _, top, check,
+        *vparts,
+    ) = _BODY.unpack(body)  # fmt: skip
     if phase not in _PHASES:
         return None
     content: dict[str, Any] = {}
@@ -104,7 +105,7 @@ def read_header(memory: StateMemory) -> tuple[StateHeader, dict[str, Any]] | Non
         after = content.get("after")
     fields = {
         "plan_hash": plan_hash.rstrip(b"\0").decode(errors="replace"), "executor": executor,
-        "executors": executors, "attempt": attempt, "batch": batch,
+        "executors": executors, "vparts": vparts, "attempt": attempt, "batch": batch,
         "phase": _PHASES[phase].value, "after": after,
     }  # fmt: skip
     try:

@@ -3,7 +3,7 @@ from libc.stdint cimport uint64_t
 
 cdef enum:
     STATE_HEADER_BYTES = 4096
-    STATE_VERSION = 1
+    STATE_VERSION = 2
     STATE_AT_MAGIC = 0
     STATE_AT_VERSION = 8
     STATE_AT_CRC = 12
@@ -19,6 +19,7 @@ cdef enum:
     STATE_AT_LIMIT = 96
     STATE_AT_TOP = 104
     STATE_AT_CATALOGUE_CRC = 112
+    STATE_AT_VPARTS = 116
     STATE_END = 128
     PAGE_AT_KIND = 0
     PAGE_AT_VERSION = 1

@@ -18,12 +18,13 @@ written last)::
     +----------+----------+----------+----------+---------+--------+
     80         88         96         104        112       116      120       128
     +----------+----------+----------+----------+---------+--------+---------+
-    | catalogue| catalogue| limit    | top      | catalog.| zero   | zero    |
-    | position | bytes    |          |          | crc     |        |         |
+    | catalogue| catalogue| limit    | top      | catalog.| virtual partitions |
+    | position | bytes    |          |          | crc     | first, end, zero   |
     +----------+----------+----------+----------+---------+--------+---------+
 
 ``top`` is the end of the memory that was ever allocated.  The catalogue says which blocks below it
-hold tables and which are free; it is written when the phase becomes CLEAN or DONE.
+hold tables and which are free; it is written when the phase becomes CLEAN or DONE.  The virtual
+partitions that the executor leads are two words of 4 bytes at 116 and 120.
 
 Page of a delta (what a channel sends: ``used`` bytes from its start)::
 
@@ -49,7 +50,7 @@ from __future__ import annotations
 # -- state header ----------------------------------------------------------------------------------
 STATE_HEADER_BYTES = 4096
 STATE_MAGIC = 0x3145544154534B44  # "DKSTATE1"
-STATE_VERSION = 1
+STATE_VERSION = 2
 STATE_AT_MAGIC = 0
 STATE_AT_VERSION = 8
 STATE_AT_CRC = 12
@@ -65,6 +66,7 @@ STATE_AT_CATALOGUE_BYTES = 88
 STATE_AT_LIMIT = 96
 STATE_AT_TOP = 104
 STATE_AT_CATALOGUE_CRC = 112
+STATE_AT_VPARTS = 116
 STATE_END = 128
 
 # -- page of a delta -------------------------------------------------------------------------------
@@ -88,5 +90,5 @@ INDEX_POSITION_MASK = (1 << 48) - 1
 VPARTS = 256
 VPART_SHIFT = 56
 
-if STATE_AT_CATALOGUE_CRC + 16 != STATE_END or PAGE_AT_ROWS + 8 != PAGE_HEADER_BYTES:
+if STATE_AT_VPARTS + 12 != STATE_END or PAGE_AT_ROWS + 8 != PAGE_HEADER_BYTES:
     raise AssertionError("layout: fields do not add up")

@@ -8,7 +8,8 @@ With N the last batch in ``batches.log``, an executor's state is of use if its h
 * DONE N, or CLEAN N if N was committed: it has batch N;
 * CLEAN N-1 or DONE N-1, if N was not committed: it is as it was before N.
 
-Everything else is *cold*: no file, another number of executors, within a batch (DIRTY), or too old.
+Everything else is *cold*: no file, another number of executors, other virtual partitions, within a
+batch (DIRTY), or too old.
 Cold executors load their virtual partitions from the newest snapshot, of batch S, and the batches
 S+1..N run again from the log for them alone: the others only read.  The output of committed
 batches is not given again; that of N is, if it was not committed.  So a window is handed out once,
@@ -88,8 +89,8 @@ def decide(situation: Situation) -> Resume:
     last, committed = situation.last, situation.committed
     executors = len(situation.headers)
     levels = [
-        _level(header, executors, last, committed == last) if first < end else last
-        for header, (first, end) in zip(situation.headers, situation.vparts)
+        _level(header, executors, led, last, committed == last) if led[0] < led[1] else last
+        for header, led in zip(situation.headers, situation.vparts)
     ]
     cold = frozenset(i for i, level in enumerate(levels) if level is None)
     before = frozenset(i for i, level in enumerate(levels) if level == last - 1)
@@ -111,9 +112,17 @@ def decide(situation: Situation) -> Resume:
     return Resume(cold=cold, snapshot=snapshot, steps=tuple(steps), offer=last > committed)
 
 
-def _level(header: StateHeader | None, executors: int, last: int, is_committed: bool) -> int | None:
+def _level(
+    header: StateHeader | None,
+    executors: int,
+    vparts: tuple[int, int],
+    last: int,
+    is_committed: bool,
+) -> int | None:
     """The batch that the state has, or None if it is cold."""
-    if header is None or header.executors != executors or header.phase is Phase.DIRTY:
+    if header is None or header.phase is Phase.DIRTY:
+        return None
+    if (header.executors, header.vparts) != (executors, vparts):
         return None
     if header.batch == last and (header.phase is Phase.DONE or is_committed):
         return last
