@@ -1,6 +1,7 @@
 """An executor as on another host, or one that is slow: a program for the tests.
 
 python far_executor.py far        does not see the directory of the job
+python far_executor.py far-busy   neither; it is time to say that it goes on after each step
 python far_executor.py elsewhere  is on another host
 python far_executor.py slow       takes 80 ms for each block that it reads
 python far_executor.py slow-part  takes 3 s for its part of a snapshot, 250 ms for each piece
@@ -12,7 +13,7 @@ import itertools
 import sys
 import time
 
-from kdirect.state import exchange, part_transfer, snapshots
+from kdirect.state import exchange, heartbeat, part_transfer, snapshots
 from kdirect.state.batch_run import Observer, Step
 from kdirect.state.executor import main
 
@@ -25,8 +26,11 @@ class Slow(Observer):
 
 if __name__ == "__main__":
     how = sys.argv[1]
-    if how == "far":
+    if how.startswith("far"):
         part_transfer.sees = lambda root, mark: False
+    if how == "far-busy":
+        part_transfer.FRAME_BYTES = 256
+        heartbeat.Heart.wait = lambda self: self._say(self.steps) or True
     if how == "slow-part":
         snapshots.WRITE_BYTES = 256
         crc = snapshots.crc32c

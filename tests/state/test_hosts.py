@@ -168,6 +168,26 @@ def test_parts_of_a_snapshot_travel_to_a_host_without_the_directory(
     jobs.assert_same(jobs.rows_of(tables), wanted)
 
 
+def test_a_part_that_takes_long_to_send_is_not_mixed_with_what_an_executor_says(
+    broker: Any, session: Session, seed: int, tmp_path: Path
+) -> None:
+    """An executor said between two frames of its part that it goes on, which was taken for a frame:
+    the connection broke at each snapshot of more than a frame that took a second to send."""
+    jobs.write(session, jobs.events(seed, RECORDS), 2)
+    with run(
+        jobs.plan(),
+        broker.bootstrap_servers,
+        until="latest",
+        directory=tmp_path / "job",
+        launcher=launcher_of("far-busy"),
+        **SMALL,
+    ) as job:
+        tables = [table for _, table in job]
+        assert job.server.attempt == 1
+    assert max(part.stat().st_size for part in job.directory.glob("snapshots/*/part*")) > 1000
+    jobs.assert_same(jobs.rows_of(tables), jobs.expected(session))
+
+
 @pytest.mark.parametrize("how", ["ended", "temporary"])
 def test_state_on_another_host_goes_with_a_job_that_cannot_come_back(
     broker: Any, session: Session, seed: int, tmp_path: Path, how: str

@@ -538,13 +538,14 @@ class Executor:
                 self._heart.step()
 
     def _send_part(self, path: Path, batch: int, part: Part) -> None:
-        self._tell(
-            messages.PartFollows(attempt=self.attempt, batch=batch, file=part.file, size=part.size)
+        """Nothing else may be said between the frames: each of them says that this one goes on."""
+        follows = messages.PartFollows(
+            attempt=self.attempt, batch=batch, file=part.file, size=part.size
         )
-        with open(path, "rb") as file:
+        with open(path, "rb") as file, self.connection.sending:
+            self._tell(follows)
             for data in part_transfer.frames(file, part.size):
                 self.connection.send(data)
-                self._heart.step()
 
 
 def _exchange(settings: ExecutorSettings, local_host: str) -> Exchange:
