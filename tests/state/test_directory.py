@@ -156,6 +156,49 @@ def test_a_torn_last_line_is_cut_and_appending_goes_on(tmp_path: Path, cut: int)
     assert LineLog(path).entries == ({"batch": 0}, {"batch": 1})
 
 
+def test_a_line_that_is_found_is_on_disk_before_another_file_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A coordinator was killed between a line and its fsync.  Its successor went on with the batch
+    and logged the commit; then the host went, and the commit alone was on disk."""
+    on_disk: dict[int, bytes] = {}
+    sync = os.fsync
+
+    def noting(fd: int) -> None:
+        sync(fd)
+        with contextlib.suppress(IsADirectoryError):
+            on_disk[os.fstat(fd).st_ino] = Path(f"/proc/self/fd/{fd}").read_bytes()
+
+    def killed(fd: int) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "fsync", noting)
+    job = opened(tmp_path)
+    with monkeypatch.context() as dying, pytest.raises(KeyboardInterrupt):
+        dying.setattr(os, "fsync", killed)
+        job.batches.append({"number": 0})
+    job.close()
+    job = opened(tmp_path)
+    assert job.batches.last == {"number": 0}
+    job.commits.append({"number": 0})
+    job.close()
+    for log in (job.batches, job.commits):
+        assert b'"number":0' in on_disk[log.path.stat().st_ino]
+
+
+def test_the_name_of_a_new_directory_is_on_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without it the end of the host takes all that was synced in it."""
+    synced: list[str] = []
+    sync = os.fsync
+    monkeypatch.setattr(
+        os, "fsync", lambda fd: synced.append(os.readlink(f"/proc/self/fd/{fd}")) or sync(fd)
+    )
+    opened(tmp_path / "a" / "job").close()
+    assert {str(tmp_path), str(tmp_path / "a"), str(tmp_path / "a" / "job")} <= set(synced)
+
+
 def test_a_last_line_with_a_wrong_crc_is_cut(tmp_path: Path) -> None:
     path = tmp_path / "log"
     log = LineLog(path)

@@ -134,6 +134,7 @@ class LineLog:
         self._broken = ""  # why nothing can be appended any more
         self._entries = self._recover()
         self._file = open(path, "ab", buffering=0)  # noqa: SIM115 - closed by `close`
+        self._sync_what_was_found()
         sync_directory(path.parent)
 
     @property
@@ -163,6 +164,15 @@ class LineLog:
             self._broken = f"it is not known what is on disk since an fsync failed: {e}"
             raise StateDirectoryError(f"{self.path}: {self._broken}", hint=MAKE_ROOM) from e
         self._entries.append(dict(entry))
+
+    def _sync_what_was_found(self) -> None:
+        """A process that was killed before its fsync left a line that can be read, and that the end
+        of the host would take.  What follows from it must not be on disk before it is."""
+        try:
+            os.fsync(self._file.fileno())
+        except OSError as e:
+            self._file.close()
+            raise cannot_write(self.path, e) from e
 
     def _write_whole(self, line: bytes) -> None:
         view = memoryview(line)
@@ -257,8 +267,10 @@ class JobDirectory:
         temporary = path is None
         root = Path(tempfile.mkdtemp(prefix=TEMPORARY_PREFIX) if path is None else path)
         try:
-            for part in (root, root / "snapshots"):
-                part.mkdir(parents=True, exist_ok=True)
+            missing = [path for path in (root, *root.parents) if not path.exists()]
+            (root / "snapshots").mkdir(parents=True, exist_ok=True)
+            for path in missing:
+                sync_directory(path.parent)
             lock = _locked(root)
         except OSError as e:
             raise StateDirectoryError(
