@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from kdirect.errors import StateDirectoryError
+from kdirect.state.batches import Partition
 from kdirect.state.directory import JobDirectory, LineLog, replaced
 
 JOB = {"plan": {"kind": "aggregate"}, "vparts": 256}
@@ -238,6 +239,23 @@ def test_a_write_that_fails_leaves_the_file_as_it_was(tmp_path: Path) -> None:
         raise RuntimeError
     assert path.read_bytes() == b"before"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_where_the_job_begins_to_read_is_said_once(tmp_path: Path) -> None:
+    first = {Partition("t", 0): 7, Partition("t", 1): 0}
+    for starts in (first, {}):
+        job = opened(tmp_path)
+        assert job.starts(lambda starts=starts: starts) == first
+        job.close()
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"ranges": [["t", 0, -1, 0]]}', '{"ranges": 1}'])
+def test_damaged_first_offsets_are_an_error_that_names_the_file(tmp_path: Path, text: str) -> None:
+    job = opened(tmp_path)
+    (tmp_path / "starts.json").write_text(text)
+    with pytest.raises(StateDirectoryError, match=r"starts\.json"):
+        job.starts(dict)
+    job.close()
 
 
 def test_the_directory_of_another_job_is_refused(tmp_path: Path) -> None:

@@ -111,6 +111,22 @@ def test_another_number_of_executors_goes_on(
     jobs.assert_same(jobs.rows_of(tables), jobs.expected(session))
 
 
+def test_a_job_that_was_killed_before_its_first_batch_begins_where_it_began(
+    broker: Any, session: Session, seed: int, tmp_path: Path
+) -> None:
+    """With starting_offsets=latest the next start began at the ends of its own time: what came in
+    between was lost."""
+    rows = jobs.events(seed, RECORDS)
+    session.admin.create_topic(jobs.TOPIC, 2)
+    settings: dict[str, Any] = {"directory": tmp_path, "executors": 1, "starting_offsets": "latest"}
+    job = run(jobs.plan(), broker.bootstrap_servers, **settings)
+    jobs.write(session, rows[: RECORDS // 2], 2)
+    job.close(stop=False)
+    jobs.write(session, rows[RECORDS // 2 :], 2)
+    tables = [table for _, table in run_all(broker, **settings)]
+    jobs.assert_same(jobs.rows_of(tables), jobs.expected(session))
+
+
 def test_as_many_executors_go_on_in_another_mode(
     broker: Any, session: Session, seed: int, tmp_path: Path
 ) -> None:

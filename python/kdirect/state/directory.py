@@ -7,6 +7,7 @@ that a batch begins (`kdirect.state.coordinator`).
     lock           held (flock) by the coordinator while the job runs; names its process
     job.json       the plan with its hash, and the options that the state depends on
     identity       a random name, which tells the job from a later one at the same path
+    starts.json    the offsets that the job begins to read at
     attempt        how many times the job was started
     batches.log    a line for each batch, on disk before the batch runs
     commits.log    a line for each batch whose output was taken by the caller
@@ -29,15 +30,18 @@ import secrets
 import shutil
 import tempfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from kdirect.errors import StateDirectoryError
+from kdirect.errors import FormatError, StateDirectoryError
+from kdirect.state.batches import Partition, Range, ranges_from_json, ranges_to_json
 from kdirect.state.locks import FileLock, holder_of
 from kdirect.state.mapped import IDENTITY, TEMPORARY_PREFIX, MappedDirectory, Owner
+from kdirect.state.strict import Members
 
 FORMAT_VERSION = 1
+STARTS = "starts.json"
 MEMORY_ROOT = Path("/dev/shm")
 
 
@@ -303,6 +307,20 @@ class JobDirectory:
         return Owner(
             directory=str(self.path.resolve()), identity=self.identity, temporary=self.temporary
         )
+
+    def starts(self, made: Callable[[], Mapping[Partition, int]]) -> dict[Partition, int]:
+        """Where the job begins to read: what `made` said at its first start."""
+        path = self.path / STARTS
+        try:
+            found = Members(read_json(path, "the first offsets of the job"), STARTS)
+            ranges = ranges_from_json(found.take("ranges"))
+            found.close()
+        except FileNotFoundError:
+            ranges = {tp: Range(at, at) for tp, at in made().items()}
+            write_atomically(path, json.dumps({"ranges": ranges_to_json(ranges)}).encode() + b"\n")
+        except FormatError as e:
+            raise StateDirectoryError(f"{path}: {e}", hint=RESTORE) from e
+        return {tp: range_.start for tp, range_ in ranges.items()}
 
     def write_attempt(self, attempt: int) -> None:
         """Remember that the job was started once more."""

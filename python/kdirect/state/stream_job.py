@@ -148,7 +148,7 @@ class StateJob:
             plan=self.plan,
             executors=self._executors,
             options=self._for_executors(mode),
-            starts=self._starts(ends) if is_new else {},
+            starts=self._directory.starts(lambda: self._starts(ends)) if is_new else {},
             until={tp: r.end for tp, r in ends.items()} if until else None,
             is_split=is_split,
             max_offsets=options["batch_records"],
