@@ -5,6 +5,7 @@ python far_executor.py far-busy   neither; it is time to say that it goes on aft
 python far_executor.py elsewhere  is on another host
 python far_executor.py slow       takes 80 ms for each block that it reads
 python far_executor.py slow-part  takes 3 s for its part of a snapshot, 250 ms for each piece
+python far_executor.py slow-check  does so when it checks a part, before it restores it
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ if __name__ == "__main__":
     if how == "far-busy":
         part_transfer.FRAME_BYTES = 256
         heartbeat.Heart.wait = lambda self: self._say(self.steps) or True
-    if how == "slow-part":
-        snapshots.WRITE_BYTES = 256
+    if how in ("slow-part", "slow-check"):
+        snapshots.WRITE_BYTES = snapshots.READ_BYTES = 256
         crc = snapshots.crc32c
         left = itertools.repeat(0.25, 12)
 

@@ -19,6 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -384,6 +385,30 @@ def test_a_stop_waits_for_a_part_that_takes_longer_than_the_limit(
         assert time.monotonic() - began > 2.5
         assert job.server.attempt == 1
     assert len(list((tmp_path / "job" / "snapshots").glob("*/manifest.json"))) == 1
+
+
+def test_a_check_of_a_part_that_takes_longer_than_the_limit_is_no_hang(
+    broker: Any, session: Session, seed: int, tmp_path: Path
+) -> None:
+    """The part of a full state, on a slow disk: its executor was ended again and again."""
+    rows = jobs.events(seed, RECORDS)
+    tables: list[pa.Table] = []
+    settings: dict[str, Any] = {"directory": tmp_path / "job", "until": "latest"}
+    for executors, how, piece in zip((2, 1), ("", "slow-check"), np.array_split(rows, 2)):
+        jobs.write(session, piece, 2)
+        began = time.monotonic()
+        with run(
+            jobs.plan(),
+            broker.bootstrap_servers,
+            executors=executors,
+            launcher=launcher_of(how),
+            stall_timeout=HANG_S * 1000,
+            **settings,
+        ) as job:
+            tables += [table for _, table in job]
+            assert job.statistics()["restores"] >= 1
+    assert time.monotonic() - began > 1.25 * HANG_S
+    jobs.assert_same(jobs.rows_of(tables), jobs.expected(session))
 
 
 def test_executors_that_have_nothing_to_do_cost_nothing(

@@ -375,7 +375,11 @@ class Executor:
             with self._parts(order.batch, wanted) as directory:
                 for given in wanted:
                     with snapshots.PartReader(
-                        directory, given, plan_hash=plan_hash, batch=order.batch
+                        directory,
+                        given,
+                        plan_hash=plan_hash,
+                        batch=order.batch,
+                        stepped=self._heart.step,
                     ) as part:
                         for section in part:
                             self._observer.at(Step.RESTORE, order.batch)

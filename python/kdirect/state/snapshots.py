@@ -147,14 +147,24 @@ class _Stretch(NamedTuple):
 
 class PartReader:
     """A part of a snapshot, checked as a whole when this is made: CRC, version, plan and batch.
+    `stepped` is called for each piece that is read for that.
 
     Iterating reads its sections, one after the other into the same memory, and checks each of them
     again: the bytes of a section are valid until the next one is asked for.  Nothing is mapped, so
     a file that is cut short meanwhile is an error and not a signal.  StateDirectoryError for
     whatever is wrong with it.  `close` it, or use it as a context manager."""
 
-    def __init__(self, directory: Path, part: Part, *, plan_hash: str, batch: int) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        part: Part,
+        *,
+        plan_hash: str,
+        batch: int,
+        stepped: Callable[[], object] = lambda: None,
+    ) -> None:
         self.path = directory / part.file
+        self._stepped = stepped
         self.vparts = part.first, part.last
         self._size = part.size
         try:
@@ -250,6 +260,7 @@ class PartReader:
             piece = buffer[: end - at]
             self._read(at, piece)
             crc = crc32c(piece, crc)
+            self._stepped()
         return crc
 
     def _read(self, at: int, view: memoryview) -> None:
