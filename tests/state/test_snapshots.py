@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import struct
 import subprocess
 import sys
@@ -51,6 +52,26 @@ def written(root: Path, batch: int = 7, executors: int = 2) -> Manifest:
 def read(root: Path, manifest: Manifest, part: Part) -> snapshots.PartReader:
     directory = snapshots.snapshot_directory(root, manifest.number)
     return snapshots.PartReader(directory, part, plan_hash=PLAN, batch=manifest.number)
+
+
+def test_a_snapshot_that_was_half_removed_goes_with_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A kill left its manifest with some of its parts: it stayed, and each start warned of it."""
+    for batch in (3, 7):
+        written(tmp_path, batch)
+
+    def killed(directory: Path, **_: Any) -> None:
+        next(directory.glob("part*")).unlink()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as dying, pytest.raises(KeyboardInterrupt):
+        dying.setattr(shutil, "rmtree", killed)
+        snapshots.forget(tmp_path, 3)
+    assert [manifest.number for manifest in snapshots.manifests(tmp_path)] == [7]
+    assert not caplog.records
+    snapshots.forget(tmp_path, 7)
+    assert not list(tmp_path.iterdir())
 
 
 def test_what_was_written_comes_back(tmp_path: Path) -> None:

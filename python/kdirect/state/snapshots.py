@@ -302,6 +302,9 @@ def forget(root: Path, batch: int) -> None:
     for directory in root.iterdir():
         number = int(directory.name) if directory.name.isdigit() else batch + 1
         if number == batch or (number < batch and not (directory / MANIFEST).exists()):
+            # First: of what a kill leaves the next call must know that it never counts.
+            with contextlib.suppress(OSError):
+                (directory / MANIFEST).unlink()
             shutil.rmtree(directory, ignore_errors=True)
 
 
