@@ -26,7 +26,9 @@ import pytest
 import kdirect
 from kdirect.client.session import Session
 from kdirect.errors import BrokerUnavailableError, DataLossError, StateDirectoryError, StateError
+from kdirect.format.batch import crc32c
 from kdirect.model import TopicPartition
+from kdirect.state import layout as at
 from kdirect.state.stream_job import StateJob, run
 from tests.state import jobs
 from tests.support import BrokerProcess, wait_until
@@ -81,6 +83,44 @@ def test_mapped_state_goes_with_a_job_that_stops_in_good_order(
     tables += until_end(broker.bootstrap_servers, **settings)
     assert os.listdir(root) == []
     jobs.assert_same(jobs.rows_of(tables), jobs.expected(session))
+
+
+def after_the_host_went(path: Path) -> None:
+    """A state file on a disk as a host may leave it that went: of what was never synced, the header
+    and the catalogue are there, and the tables are not."""
+    head, blank = at.STATE_HEADER_BYTES, bytes(4)
+    with open(path, "r+b") as file:
+        body = bytearray(file.read(at.STATE_END)[at.STATE_AT_PLAN_HASH :])
+        numbers = [body[a - at.STATE_AT_PLAN_HASH :][:8] for a in (
+            at.STATE_AT_CATALOGUE, at.STATE_AT_CATALOGUE_BYTES, at.STATE_AT_TOP)]  # fmt: skip
+        catalogue, length, top = (int.from_bytes(number, "little") for number in numbers)
+        file.seek(catalogue)
+        text = file.read(length)
+        file.seek(head)
+        file.write(bytes(top - head))
+        file.seek(catalogue)
+        file.write(text)
+        body[-4:] = blank if body[-4:] != blank else b"host"  # of another start
+        file.seek(at.STATE_AT_CRC)
+        file.write(crc32c(body).to_bytes(4, "little") + body)
+
+
+def test_mapped_state_that_outlives_its_host_is_not_used(
+    broker: Any, session: Session, seed: int, tmp_path: Path
+) -> None:
+    jobs.write(session, jobs.events(seed, RECORDS), 2)
+    settings: dict[str, Any] = {
+        "directory": tmp_path / "job", "state_memory": str(tmp_path / "disk")
+    }  # fmt: skip
+    job = run(jobs.plan(), broker.bootstrap_servers, **SMALL, **settings)
+    outputs = dict(next(job) for _ in range(2))
+    memory = job.memory
+    job.close(stop=False)
+    for path in memory.glob("state-*"):
+        after_the_host_went(path)
+    with run(jobs.plan(), broker.bootstrap_servers, until="latest", **SMALL, **settings) as job:
+        outputs |= dict(job)
+    jobs.assert_same(jobs.rows_of(outputs.values()), jobs.expected(session))
 
 
 def test_executors_do_not_import_pandas(broker: Any, session: Session, seed: int) -> None:

@@ -15,13 +15,15 @@ from typing import Any
 
 from kdirect.errors import StateError
 from kdirect.format.batch import crc32c
+from kdirect.rdma.shm_link import place
 from kdirect.state import layout as at
 from kdirect.state.arena import StateMemory, block_log
 from kdirect.state.batches import Phase, StateHeader
 
 _PHASES = {1: Phase.CLEAN, 2: Phase.DIRTY, 3: Phase.DONE}
 _NUMBERS = {phase: number for number, phase in _PHASES.items()}
-_BODY = struct.Struct("<32sIIqqI4xQQQQIII4x")  # bytes 16 to 128
+BOOT = crc32c(place()[0])  # of this start of the host; of zeros where it does not say
+_BODY = struct.Struct("<32sIIqqI4xQQQQIIII")  # bytes 16 to 128
 if at.STATE_AT_PLAN_HASH + _BODY.size != at.STATE_END:
     raise AssertionError("header: fields do not add up")
 
@@ -64,6 +66,7 @@ def write_header(memory: StateMemory, header: StateHeader,
         header.plan_hash.encode().ljust(at.STATE_PLAN_HASH_BYTES, b"\0"), header.executor,
         header.executors, header.attempt, header.batch, _NUMBERS[header.phase], position, length,
         memory.limit, memory.top, crc, *header.vparts,
+        BOOT,
     )  # fmt: skip
     view = memoryview(memory)
     view[at.STATE_AT_CRC : at.STATE_AT_CRC + 4] = bytes(4)
@@ -74,7 +77,7 @@ def write_header(memory: StateMemory, header: StateHeader,
 
 def read_header(memory: StateMemory) -> tuple[StateHeader, dict[str, Any]] | None:
     """The header of a state file and its catalogue (empty while DIRTY), or None if the file has no
-    valid one: then it is as good as new."""
+    valid one of this start of the host: then it is as good as new."""
     view = memoryview(memory)
     magic, version, crc = struct.unpack_from("<QII", view)
     body = bytes(view[at.STATE_AT_PLAN_HASH : at.STATE_END])
@@ -82,9 +85,9 @@ def read_header(memory: StateMemory) -> tuple[StateHeader, dict[str, Any]] | Non
         return None
     (
         plan_hash, executor, executors, attempt, batch, phase, position, length, _, top, check,
-        *vparts,
+        first, last, boot,
     ) = _BODY.unpack(body)  # fmt: skip
-    if phase not in _PHASES:
+    if phase not in _PHASES or boot != BOOT:
         return None
     content: dict[str, Any] = {}
     after = None
@@ -105,7 +108,7 @@ def read_header(memory: StateMemory) -> tuple[StateHeader, dict[str, Any]] | Non
         after = content.get("after")
     fields = {
         "plan_hash": plan_hash.rstrip(b"\0").decode(errors="replace"), "executor": executor,
-        "executors": executors, "vparts": vparts, "attempt": attempt, "batch": batch,
+        "executors": executors, "vparts": [first, last], "attempt": attempt, "batch": batch,
         "phase": _PHASES[phase].value, "after": after,
     }  # fmt: skip
     try:

@@ -19,12 +19,14 @@ written last)::
     80         88         96         104        112       116      120       128
     +----------+----------+----------+----------+---------+--------+---------+
     | catalogue| catalogue| limit    | top      | catalog.| virtual partitions |
-    | position | bytes    |          |          | crc     | first, end, zero   |
+    | position | bytes    |          |          | crc     | first, end, start  |
     +----------+----------+----------+----------+---------+--------+---------+
 
 ``top`` is the end of the memory that was ever allocated.  The catalogue says which blocks below it
 hold tables and which are free; it is written when the phase becomes CLEAN or DONE.  The virtual
-partitions that the executor leads are two words of 4 bytes at 116 and 120.
+partitions that the executor leads are two words of 4 bytes at 116 and 120.  The word at 124 is the
+CRC-32C of the boot id of the host: nothing is synced, so a file that outlives a start of its host,
+because it is not on a tmpfs, may have a header that is whole before bytes that are not.
 
 Page of a delta (what a channel sends: ``used`` bytes from its start)::
 
