@@ -6,7 +6,8 @@ tests, which kill it.
 ``"die": [moment, number, mark]`` lets it kill itself at a moment of the coordinator, the number-th
 time; only the process that makes the file `mark` does it.  A moment is what is made durable
 (`batch`, `commit`, `attempt`, `manifest`, `forget`), and when: after that, `before` it, or with
-half of the line written (`torn`).
+half of the line written (`torn`).  ``"rest_at": n`` lets it wait for its end with the n-th batch
+that it gets, and ``"patient": true`` wait for its executors when it ends, however long.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from kdirect.state import directory, snapshots
+from kdirect.state import coordinator_server, directory, snapshots
 from kdirect.state.launcher import LocalLauncher
 from kdirect.state.plan import plan_from_json
 from kdirect.state.stream_job import run
@@ -81,6 +82,9 @@ def main(given: dict) -> None:
     launcher = LocalLauncher(given["command"]) if given.get("command") else None
     if "die" in given:
         prepare(*given["die"])
+    if given.get("patient"):
+        coordinator_server.STOP_TIMEOUT_S = 3600.0
+    left = given.get("rest_at", 0)
     with run(
         plan_from_json(given["plan"]),
         given["bootstrap"],
@@ -101,6 +105,9 @@ def main(given: dict) -> None:
                 writer.write_table(table)
             os.replace(new, path)
             print(number, flush=True)
+            left -= 1
+            if not left:
+                signal.pause()
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import kdirect
 from kdirect import metrics
 from kdirect.client.session import Session
 from kdirect.state import snapshots
+from kdirect.state.launcher import LocalLauncher
 from kdirect.state.stream_job import run
 from tests.state import jobs
 
@@ -62,10 +64,29 @@ def test_what_a_job_does_is_counted(
         assert seen["rows_out"] == table.num_rows + more.num_rows
         assert job.batch_counts["rows"] == len(second) + 50
         assert job.batch_counts["state_bytes"] == seen["state_bytes"]
-        assert seen["snapshots"] == 1
-        files = tmp_path.glob("snapshots/*/*")
-        parts = [file for file in files if file.name != snapshots.MANIFEST]
-        assert seen["snapshot_bytes"] == sum(part.stat().st_size for part in parts) > 0
+    # The one after the first batch, which was being written: the end waited for it.
+    seen = job.statistics()
+    assert seen["snapshots"] == 1
+    files = tmp_path.glob("snapshots/*/*")
+    parts = [file for file in files if file.name != snapshots.MANIFEST]
+    assert seen["snapshot_bytes"] == sum(part.stat().st_size for part in parts) > 0
+
+
+def test_an_executor_that_waits_for_another_one_counts_that(
+    broker: Any, session: Session, seed: int
+) -> None:
+    """Executor 1 has nothing to read, and executor 0 sleeps at each of its blocks."""
+    jobs.write(session, jobs.events(seed, 1000), 1)
+    program = str(Path(__file__).with_name("far_executor.py"))
+    with run(
+        jobs.plan(),
+        broker.bootstrap_servers,
+        executors=2,
+        block_rows=50,
+        launcher=LocalLauncher((sys.executable, program, "slow")),
+    ) as job:
+        next(job)
+        assert job.statistics()["waits"] > 0
 
 
 def test_sleeps_of_an_executor_that_has_nothing_to_do_are_counted(

@@ -39,6 +39,7 @@ from kdirect.state.launcher import LocalLauncher, LocalProcess
 from kdirect.state.stream_job import run
 from tests.state import jobs
 from tests.state.killed_jobs import Kill, run_killed
+from tests.support import wait_until
 
 RECORDS = 30_000
 SMALL: dict[str, Any] = {
@@ -204,7 +205,7 @@ def test_an_executor_that_dies_again_and_again_ends_the_job(
         next(job)
 
 
-def start(broker: Any, directory: Path, **settings: Any) -> Any:
+def start(broker: Any, directory: Path, rest_at: int = 0, **settings: Any) -> Any:
     """A job in a process of its own; see job_program.py."""
     output = directory / "output"
     output.mkdir(exist_ok=True)
@@ -213,6 +214,7 @@ def start(broker: Any, directory: Path, **settings: Any) -> Any:
         "directory": str(directory / "job"),
         "output": str(output),
         "plan": jobs.plan().to_json(),
+        "rest_at": rest_at,
         "settings": {**SMALL, **settings},
     }
     program = Path(__file__).with_name("job_program.py")
@@ -256,7 +258,7 @@ def test_all_processes_killed_after_each_batch(
     jobs.write(session, jobs.events(seed, RECORDS), 3)
     done = False
     for turn in range(30):
-        process = start(broker, tmp_path, executors=2 - turn % 2, **LARGE)
+        process = start(broker, tmp_path, rest_at=2, executors=2 - turn % 2, **LARGE)
         for lines, _ in enumerate(process.stdout, 1):
             if lines == 2:
                 process.kill()
@@ -277,7 +279,7 @@ def test_an_executor_that_is_stopped_is_replaced(broker: Any, session: Session, 
         jobs.plan(),
         broker.bootstrap_servers,
         until="latest",
-        stall_timeout=1000,
+        stall_timeout=2000,
         max_restarts=20,
         **SMALL,
     ) as job:
@@ -304,12 +306,14 @@ def test_the_state_of_a_living_process_is_fenced(
 def test_a_process_that_ends_before_it_reads_its_settings_says_why(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(launcher.ExecutorSettings, "to_json", lambda _: time.sleep(0.5) or "{}")
+    # Any child, but here that is the one that was started.
+    ended = lambda _: os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT) and "{}"  # noqa: E731
+    monkeypatch.setattr(launcher.ExecutorSettings, "to_json", ended)
     settings = launcher.ExecutorSettings(
         host="", port=0, token="", executor=0, executors=1, memory=""
     )
     process = LocalLauncher(("sh", "-c", "echo no room >&2; exit 3")).start(settings)
-    assert re.search("executor 0 .* exited with status 3: no room", str(process.ended()))
+    assert re.search("executor 0 .* exited with status 3: no room", wait_until(process.ended))
     process.end(0)
 
 

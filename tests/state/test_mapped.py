@@ -216,31 +216,34 @@ def test_a_sweep_between_two_steps_of_making_a_directory(
     assert (path / "lock").exists()
 
 
-def _race(root: str, path: str, is_user: bool, until: float) -> None:
-    """Use the directory again and again, or sweep it; exit with 1 if it went while it was used."""
-    rounds = 0
-    while time.monotonic() < until:
-        rounds += 1
-        if not is_user:
+def _race(root: str, path: str, is_user: bool, users: Any) -> None:
+    """Use the directory again and again, or sweep it while it has `users`; exit with 1 if it went
+    while it was used."""
+    if not is_user:
+        while users.value:
             sweep(Path(root))
-            continue
+        os._exit(0)
+    for _ in range(50):
         mapped = MappedDirectory(Path(path))
         mine = mapped.path / f"lock-{os.getpid()}"
         mine.touch()
         time.sleep(0.001)
-        if not mine.exists() or not (mapped.path / "lock").exists():
-            os._exit(1)
+        went = not mine.exists() or not (mapped.path / "lock").exists()
+        if went:
+            break
         mine.unlink()
         mapped.close()
-    os._exit(0 if rounds > 5 else 2)
+    with users.get_lock():
+        users.value -= 1
+    os._exit(went)
 
 
 def test_processes_that_sweep_and_use_one_directory_at_once(tmp_path: Path) -> None:
     path = tmp_path / f"kdirect-state-{os.getuid()}-{'f' * 16}"
-    until = time.monotonic() + 1.5
     context = multiprocessing.get_context("fork")
+    users = context.Value("i", 3)
     processes = [
-        context.Process(target=_race, args=(str(tmp_path), str(path), i < 3, until))
+        context.Process(target=_race, args=(str(tmp_path), str(path), i < 3, users))
         for i in range(6)
     ]
     for process in processes:
