@@ -249,6 +249,22 @@ def test_where_the_job_begins_to_read_is_said_once(tmp_path: Path) -> None:
         job.close()
 
 
+def test_the_ids_of_topics_are_those_that_were_met_first(tmp_path: Path) -> None:
+    for found, wanted in (
+        ({"t": "1"}, {"t": "1"}),
+        ({"t": "2", "u": "3"}, {"t": "1", "u": "3"}),
+        ({}, {"t": "1", "u": "3"}),
+    ):
+        job = opened(tmp_path)
+        assert job.topic_ids(found) == wanted
+        job.close()
+    (tmp_path / "topics.json").write_text('{"t": 1}')
+    job = opened(tmp_path)
+    with pytest.raises(StateDirectoryError, match=r"topics\.json"):
+        job.topic_ids({})
+    job.close()
+
+
 @pytest.mark.parametrize("text", ["", "{}", '{"ranges": [["t", 0, -1, 0]]}', '{"ranges": 1}'])
 def test_damaged_first_offsets_are_an_error_that_names_the_file(tmp_path: Path, text: str) -> None:
     job = opened(tmp_path)

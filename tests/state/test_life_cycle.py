@@ -302,6 +302,29 @@ def test_records_that_retention_removed_are_named(
         next(job)
 
 
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_topic_that_was_made_again_ends_the_job(
+    broker: Any, session: Session, seed: int, tmp_path: Path, restarts: bool
+) -> None:
+    """It has more records than were read of the one before, and the first of them were left out."""
+    jobs.write(session, jobs.events(seed, RECORDS), 2)
+    settings: dict[str, Any] = {**SMALL, "directory": tmp_path / "job"}
+    job = run(jobs.plan(), broker.bootstrap_servers, **settings)
+    try:
+        next(job)
+        if restarts:
+            job.close(stop=False)
+        session.admin.delete_topic(jobs.TOPIC)
+        wait_until(lambda: jobs.TOPIC not in session.list_topics())
+        jobs.write(session, jobs.events(seed, 2 * RECORDS), 2)
+        with pytest.raises(DataLossError, match="topic events was made again: its id is"):
+            if restarts:
+                job = run(jobs.plan(), broker.bootstrap_servers, **settings)
+            next(job)
+    finally:
+        job.close(stop=False)
+
+
 def test_partitions_that_come_while_a_job_runs(broker: Any, session: Session, seed: int) -> None:
     rows = jobs.events(seed, RECORDS)
     half = RECORDS // 2

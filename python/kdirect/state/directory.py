@@ -8,6 +8,7 @@ that a batch begins (`kdirect.state.coordinator`).
     job.json       the plan with its hash, and the options that the state depends on
     identity       a random name, which tells the job from a later one at the same path
     starts.json    the offsets that the job begins to read at
+    topics.json    the id of each topic
     attempt        how many times the job was started
     batches.log    a line for each batch, on disk before the batch runs
     commits.log    a line for each batch whose output was taken by the caller
@@ -41,7 +42,7 @@ from kdirect.state.mapped import IDENTITY, TEMPORARY_PREFIX, MappedDirectory, Ow
 from kdirect.state.strict import Members
 
 FORMAT_VERSION = 1
-STARTS = "starts.json"
+STARTS, TOPICS = "starts.json", "topics.json"
 MEMORY_ROOT = Path("/dev/shm")
 
 
@@ -321,6 +322,19 @@ class JobDirectory:
         except FormatError as e:
             raise StateDirectoryError(f"{path}: {e}", hint=RESTORE) from e
         return {tp: range_.start for tp, range_ in ranges.items()}
+
+    def topic_ids(self, found: Mapping[str, str]) -> dict[str, str]:
+        """The ids that the topics had when the job met them: those of `found`, for new ones."""
+        path = self.path / TOPICS
+        known: dict[str, Any] = {}
+        with contextlib.suppress(FileNotFoundError):
+            known = read_json(path, "the ids of the topics")
+        if not all(isinstance(value, str) for value in known.values()):
+            raise StateDirectoryError(f"{path}: an id of a topic is no text", hint=RESTORE)
+        if found.keys() - known.keys():
+            known = {**found, **known}
+            write_atomically(path, json.dumps(known, indent=1, sort_keys=True).encode() + b"\n")
+        return known
 
     def write_attempt(self, attempt: int) -> None:
         """Remember that the job was started once more."""
