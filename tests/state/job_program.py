@@ -78,6 +78,7 @@ def prepare(moment: str, number: int, mark: str) -> None:
 
 def main(given: dict) -> None:
     """Run the job to the ends of its topics, if the settings say nothing else."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background process ignores it
     output = Path(given["output"])
     launcher = LocalLauncher(given["command"]) if given.get("command") else None
     if "die" in given:
