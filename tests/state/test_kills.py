@@ -12,6 +12,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -32,7 +33,7 @@ from kdirect.errors import (
     StateProtocolError,
 )
 from kdirect.model import TopicPartition
-from kdirect.state import exchange, executor, kept, launcher
+from kdirect.state import control, exchange, executor, kept, launcher
 from kdirect.state.aggregates import Aggregate
 from kdirect.state.executor import ExecutorSettings
 from kdirect.state.launcher import LocalLauncher, LocalProcess
@@ -335,6 +336,28 @@ def test_an_executor_that_cannot_join_does_not_try_again_at_once(
         executor.serve(None)  # type: ignore[arg-type]
     assert sum(slept) > 3
     assert max(slept) <= 1
+
+
+def test_an_executor_ends_when_another_job_has_the_port_of_its_coordinator(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It tried to join that one for ever, and each try held the lock of its state for a while."""
+    monkeypatch.setattr(executor, "MOST_PAUSES_S", 0.3)
+    other = control.ControlListener("127.0.0.1", control.new_token())
+    refusing = threading.Thread(target=lambda: wait_until(lambda: other.poll() or ended, "", 100))
+    ended: list[bool] = []
+    host, port = other.address
+    settings = ExecutorSettings(
+        host=host, port=port, token="mine", executor=0, executors=1, memory=str(tmp_path / "m")
+    )
+    refusing.start()
+    try:
+        with pytest.raises(CoordinatorUnavailableError, match=f"{host}:{port} lets executor 0 not"):
+            executor.serve(settings)
+    finally:
+        ended.append(True)
+        refusing.join()
+        other.close()
 
 
 def test_an_executor_that_goes_before_the_others_connect_is_lost() -> None:

@@ -66,6 +66,7 @@ IDLE_WAIT_MS = 500  # in the midst of a batch: then it is looked whether the coo
 TEMPORARY = "kdirect-part-"
 SETTINGS_VARIABLE = "KDIRECT_EXECUTOR"
 LEAST_PAUSE_S, MOST_PAUSE_S = 0.01, 1.0  # before one that could not join tries again
+MOST_PAUSES_S = 120.0  # in all: then it is no coordinator of this job that ends the connection
 EXIT_FAILED = 1  # the coordinator was told why
 EXIT_SETTINGS = 2  # they cannot be read
 EXIT_LOST = 3  # the coordinator has gone
@@ -608,18 +609,25 @@ def serve(settings: ExecutorSettings, observer: Observer | None = None) -> None:
     """Be an executor until the job is stopped.  When the job begins again because another executor
     was lost, or a broker did not answer, this one joins it again, with the state that it has.
     Raises what ends the job, and CoordinatorUnavailableError when that has gone."""
-    pause_s = LEAST_PAUSE_S
+    pause_s, paused_s = LEAST_PAUSE_S, 0.0
     while True:
         try:
             executor = Executor.open(settings, observer)
         except KdirectError as e:
             if not _may_pass(e):
                 raise
+            if paused_s >= MOST_PAUSES_S:
+                raise CoordinatorUnavailableError(
+                    f"{settings.host}:{settings.port} lets executor {settings.executor} not join:"
+                    f" {e.message}",
+                    hint="another job may listen there; run this one again",
+                ) from e
             log.warning("an executor joins again in %.2f s: %s", pause_s, e)
             time.sleep(pause_s)
+            paused_s += pause_s
             pause_s = min(2 * pause_s, MOST_PAUSE_S)
             continue
-        pause_s = LEAST_PAUSE_S
+        pause_s, paused_s = LEAST_PAUSE_S, 0.0
         with executor:
             try:
                 executor.serve()
