@@ -154,6 +154,15 @@ def test_all_hear_that_a_batch_is_over_when_the_last_one_has_done_it() -> None:
     )
 
 
+def test_a_loss_while_the_next_batch_is_not_due_is_recovered_from_at_once() -> None:
+    """The answer that was waited for came after trigger_interval, and nothing happened until then;
+    a job that was stopped meanwhile took no snapshot."""
+    driver = Driver()
+    driver.meet()
+    assert driver.feed(Asked(100), ends(0, 0)) == [AskEnds(False), AskEnds(True)]
+    assert driver.feed(Lost(1)) == [WriteAttempt(2), Disconnect(0), AskEnds(False)]
+
+
 def test_output_that_did_not_reach_the_caller_is_handed_out_again() -> None:
     driver = Driver()
     driver.meet()

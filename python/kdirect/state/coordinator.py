@@ -170,8 +170,9 @@ def _new_attempt(job: Job) -> tuple[Job, Effects]:
         steps=(),
         taking=None,
     )
-    job, asking = _ask_ends(job, pause=False)
-    return job, (WriteAttempt(job.attempt), *gone, *asking)
+    # Whatever was asked for before may be answered when the next batch is due, hours later.
+    job = replace(job, is_asking=True)
+    return job, (WriteAttempt(job.attempt), *gone, AskEnds(False))
 
 
 def _ask_ends(job: Job, *, pause: bool) -> tuple[Job, Effects]:
