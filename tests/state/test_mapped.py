@@ -16,6 +16,7 @@ import pytest
 from kdirect.errors import StateDirectoryError
 from kdirect.state import mapped as mapped_module
 from kdirect.state.directory import JobDirectory
+from kdirect.state.locks import FileLock
 from kdirect.state.mapped import MappedDirectory, Owner, sweep
 
 HOLD = """
@@ -172,6 +173,19 @@ def test_only_files_of_executors_are_removed(tmp_path: Path) -> None:
         (tmp_path / name).touch()
     mapped.remove()
     assert sorted(os.listdir(tmp_path)) == ["mine", "output-0.csv", "state-mine"]
+
+
+def test_the_state_of_executors_that_a_job_has_no_more_goes(tmp_path: Path) -> None:
+    """It stayed, in memory, until the job with fewer executors stopped."""
+    mapped = MappedDirectory(tmp_path)
+    for name in ("state-0", "state-1", "state-2", "output-2.arrow", "output-2.new", "state-30"):
+        (tmp_path / name).touch()
+    held = FileLock(tmp_path / "lock-30")  # by a process that is about to end
+    mapped.keep_only(2)
+    left = [name for name in os.listdir(tmp_path) if not name.startswith("lock")]
+    assert sorted(left) == ["state-0", "state-1", "state-30"]
+    held.close()
+    mapped.close()
 
 
 def test_a_directory_that_cannot_be_looked_at_says_nothing(

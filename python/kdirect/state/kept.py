@@ -41,6 +41,7 @@ class KeptState:
         self._output = directory / f"output-{executor}.arrow"
         self._limit = limit
         self._executor = executor
+        self._executors = executors
         self._memory: StateMemory | None = None
         self._lock: FileLock | None = None
         self.header: StateHeader | None = None
@@ -98,8 +99,10 @@ class KeptState:
             mapped.close()
 
     def belong(self, owner: Owner) -> None:
-        """Say whose files these are, where the coordinator has not."""
+        """Say whose files these are, where the coordinator has not, and remove those that no
+        executor of the job has any more."""
         self._mapped.belong(owner)
+        self._mapped.keep_only(self._executors)
 
     def end(self, *, forget: bool) -> None:
         """The job has ended for this process: what nobody can use any more goes at `close`; with

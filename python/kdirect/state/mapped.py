@@ -13,7 +13,8 @@ What may not enter: what the executors' files in it say (`kdirect.state.kept`).
 Nothing here is needed for the job to be exact: what is removed is rebuilt from the last snapshot
 and the log.  The directory goes when its job stops and the snapshot has all (`remove`), when the
 last process of a job that cannot come back leaves it (`leave`), and when the start of any job finds
-one of those (`sweep`).  Of a job whose directory is on another host, nobody here can say whether it
+one of those (`sweep`).  Files of executors that a job no longer has go when one of its executors
+joins.  Of a job whose directory is on another host, nobody here can say whether it
 comes back: what no process has used for a day goes.  Whoever removes one holds its lock alone, so
 nothing goes that a live process uses, and of two sweeps one does it.  Only directories of this user
 and files of these names are touched, and no symbolic link is followed: the root may be writable by
@@ -46,6 +47,7 @@ TEMPORARY_PREFIX = "kdirect-state-"
 _LOCK_TIMEOUT_S = 10.0  # for a sweep that looks at the directory just now
 _NAME = re.compile(r"kdirect-state-(\d+)-[0-9a-f]{16}")
 _FILE = re.compile(r"lock|job\.json|job\.\d+\.new|(lock|state)-\d+|output-\d+\.(arrow|new)")
+_OF_EXECUTOR = re.compile(r"(?:state|output)-(\d+)(?:\.(?:arrow|new))?")
 ABANDONED_S = 24 * 3600  # without any process, for state whose job is on another host
 
 
@@ -106,6 +108,18 @@ class MappedDirectory:
         if found is None or replace(found, far=owner.far) != owner:
             sweep(self.path.parent)
             self.describe(owner)
+
+    def keep_only(self, executors: int) -> None:
+        """Remove the state of executors that the job has no more, of processes that have ended."""
+        for name in os.listdir(self.path):
+            match = _OF_EXECUTOR.fullmatch(name)
+            if match is None or int(match[1]) < executors:
+                continue
+            with (
+                contextlib.suppress(OSError),
+                contextlib.closing(FileLock(self.path / f"lock-{match[1]}")),
+            ):
+                os.unlink(self.path / name)
 
     def describe(self, owner: Owner) -> None:
         """Write whose state this is.  StateDirectoryError where there is no room."""
