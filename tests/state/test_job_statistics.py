@@ -89,22 +89,6 @@ def test_an_executor_that_waits_for_another_one_counts_that(
         assert job.statistics()["waits"] > 0
 
 
-def test_sleeps_of_an_executor_that_has_nothing_to_do_are_counted(
-    broker: Any, session: Session, seed: int
-) -> None:
-    """One executor has no input and waits for the other one's, unless the machine is so busy that
-    it begins when all is there already: so there are several batches."""
-    rows = jobs.events(seed, RECORDS)
-    jobs.write(session, rows, 1)
-    with run(jobs.plan(), broker.bootstrap_servers, **SMALL) as job:
-        for _ in range(50):
-            next(job)
-            if job.statistics()["waits"]:
-                return
-            jobs.write(session, rows, 1)
-    pytest.fail("in 50 batches no executor has waited for the other one")
-
-
 def test_rows_that_are_sent_as_they_are_count_as_tuples(
     broker: Any, session: Session, seed: int
 ) -> None:
