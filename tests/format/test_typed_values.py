@@ -194,6 +194,14 @@ def test_a_dictionary_column_is_cast() -> None:
     assert rows == [(1, "x"), (2, "y"), (3, "x")]
 
 
+def test_integers_become_decimals_if_they_fit() -> None:
+    schema = pa.schema([("d", pa.decimal128(5, 2))])
+    given_values = [stream_of(pa.RecordBatch.from_pydict({"d": [n, None]})) for n in (-999, 1000)]
+    rows, _, bad = decode(ArrowValues(schema), given_values)
+    assert rows == [(Decimal("-999.00"),), (None,)]
+    assert bad == [(101, "d")]
+
+
 @given(st.integers(0, 10**6), st.integers(0, 255))
 def test_a_damaged_arrow_value_is_bad_or_valid(where: int, byte: int) -> None:
     value = bytearray(stream_of(batch_of(0, 4)))

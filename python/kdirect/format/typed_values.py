@@ -217,7 +217,7 @@ class ArrowValues(_Values):
                         field, why = wanted.name, "the value has no such column"
                         column = batch.column(wanted.name)
                         why = f"it is no {wanted.type}"
-                        taken.append(pc.cast(column, wanted.type))
+                        taken.append(_cast(column, wanted.type))
             except (pa.ArrowException, OSError, EOFError, KeyError, TypeError):
                 if column is not None and (row := _first_other(column, wanted.type)) is not None:
                     why += f" in row {row} of the value"
@@ -244,9 +244,17 @@ class ArrowValues(_Values):
         return batches
 
 
+def _cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    """The column as another type.  Raises what pyarrow does if a value does not fit."""
+    if pa.types.is_decimal(kind) and pa.types.is_integer(column.type):
+        # Arrow wants room for all integers of the type, and not just for those that are there.
+        column = pc.cast(column, pa.decimal256(76, kind.scale))
+    return pc.cast(column, kind)
+
+
 def _fits(column: pa.Array, kind: pa.DataType) -> bool:
     try:
-        pc.cast(column, kind)
+        _cast(column, kind)
     except pa.ArrowException:
         return False
     return True
