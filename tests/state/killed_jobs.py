@@ -69,6 +69,14 @@ NAMED = (
     ("join", "manifest before", 2, ""),
     ("session join", "forget", 1, ""),
 )
+SETTINGS_DRAWN: tuple[dict[str, Any], ...] = (
+    {},
+    {"executors": 3},
+    {"exchange": "tcp"},
+    {"mode": "uppar", "layout": "colocated"},
+    {"mode": "uppar", "layout": "split"},
+    {"mode": "uppar", "layout": "split", "executors": 3, "exchange": "tcp"},
+)
 _numbers = count()
 
 
@@ -201,7 +209,7 @@ def drawn(seed: int) -> tuple[str, Kill, dict[str, Any]]:
     at = chance.choice([*((step, v) for step in STEPS for v in ("self", "parent")),
                         *((moment, "") for moment in MOMENTS)])  # fmt: skip
     most = 6 if at[0] in ("read", "delta", "merge") else 2
-    settings = chance.choice([{}, {}, {"executors": 3}, {"exchange": "tcp"}])
+    settings = chance.choice(SETTINGS_DRAWN)
     return kind, Kill(at[0], chance.randint(1, most), at[1]), settings
 
 

@@ -35,6 +35,7 @@ from kdirect.errors import (
 from kdirect.model import TopicPartition
 from kdirect.state import control, exchange, executor, kept, launcher
 from kdirect.state.aggregates import Aggregate
+from kdirect.state.batch_run import Step
 from kdirect.state.executor import ExecutorSettings
 from kdirect.state.launcher import LocalLauncher, LocalProcess
 from kdirect.state.stream_job import run
@@ -61,64 +62,69 @@ def session(broker: Any) -> Iterator[Session]:
         yield made
 
 
+# How executors exchange, by mode: what holds for Slash holds for its baseline.
+EXCHANGES: dict[str, dict[str, str]] = {
+    "slash": {},
+    "slash-tcp": {"exchange": "tcp"},
+    "uppar": {"mode": "uppar", "layout": "colocated"},
+    "uppar-split": {"mode": "uppar", "layout": "split"},
+}
+# What those do that read and that lead.  In the layout split these are not the same executors.
+OF_READERS = (Step.READ, Step.DELTA)
+OF_LEADERS = (Step.MERGE, Step.TRIGGER, Step.OUTPUT, Step.SNAPSHOT, Step.PART, Step.MERGE)
+
+
+class EachStep:
+    """Starts an executor that dies at the first step of its role at which none has died yet."""
+
+    def __init__(self, directory: Path, split_after: int | None) -> None:
+        """The first `split_after` executors read and the others lead; None: all do both."""
+        self._split_after = split_after
+        # A step that comes again is a kill of its own, of an executor that has recovered from some.
+        self.marks = {
+            directory / f"{number}-{step.value}": step
+            for number, step in enumerate((*OF_READERS, *OF_LEADERS))
+        }
+
+    def start(self, settings: ExecutorSettings) -> LocalProcess:
+        left = (
+            jobs.killing(step.value, 3 if step in (Step.READ, Step.MERGE) else 1, mark)
+            for mark, step in self.marks.items()
+            if step in self._steps_of(settings.executor) and not mark.exists()
+        )
+        return next(left, LocalLauncher()).start(settings)
+
+    def _steps_of(self, executor: int) -> tuple[Step, ...]:
+        if self._split_after is None:
+            return (*OF_READERS, *OF_LEADERS)
+        return OF_READERS if executor < self._split_after else OF_LEADERS
+
+
+@pytest.mark.parametrize("settings", EXCHANGES.values(), ids=EXCHANGES)
 def test_an_executor_killed_at_each_step(
-    broker: Any, session: Session, seed: int, tmp_path: Path
+    broker: Any, session: Session, seed: int, tmp_path: Path, settings: dict[str, str]
 ) -> None:
     """One after the other, so that an attempt that began after a kill is killed too."""
     jobs.write(session, jobs.events(seed, RECORDS), 3)
-    steps = ("read", "delta", "merge", "trigger", "output", "snapshot", "part", "merge")
-    marks = [tmp_path / f"{number}-{step}" for number, step in enumerate(steps)]
-
-    class EachStep:
-        """Starts an executor that dies at the first step at which none has died yet."""
-
-        def start(self, settings: ExecutorSettings) -> LocalProcess:
-            left = (
-                jobs.killing(step, 1 + 2 * (step in ("read", "merge")), mark)
-                for step, mark in zip(steps, marks, strict=True)
-                if not mark.exists()
-            )
-            return next(left, LocalLauncher()).start(settings)
-
+    each = EachStep(tmp_path, 1 if settings.get("layout") == "split" else None)
     with run(
         jobs.plan(),
         broker.bootstrap_servers,
         until="latest",
-        launcher=EachStep(),
-        **{**SMALL, "max_restarts": 20},
+        launcher=each,
+        **{**SMALL, "max_restarts": 20, **settings},
     ) as job:
         output = list(job)
         attempts = job.server.attempt
-    assert [mark.name for mark in marks if not mark.exists()] == []
-    assert attempts > len(steps) // 2
+    assert [mark.name for mark in each.marks if not mark.exists()] == []
+    assert attempts > len(each.marks) // 2
     assert [n for n, _ in output] == list(range(len(output)))
     jobs.assert_same(jobs.rows_of(table for _, table in output), jobs.expected(session))
 
 
-@pytest.mark.parametrize(
-    ("step", "settings"),
-    [("merge", {"exchange": "tcp"}), ("read", {"mode": "uppar", "layout": "split"})],
-    ids=["tcp", "uppar"],
-)
-def test_a_kill_in_the_other_modes(
-    broker: Any, session: Session, seed: int, tmp_path: Path, step: str, settings: dict[str, str]
-) -> None:
-    jobs.write(session, jobs.events(seed, RECORDS), 2)
-    mark = tmp_path / "killed"
-    with run(
-        jobs.plan(),
-        broker.bootstrap_servers,
-        until="latest",
-        launcher=jobs.killing(step, 5, mark),
-        **{**SMALL, **settings},
-    ) as job:
-        tables = [table for _, table in job]
-    assert mark.exists()
-    jobs.assert_same(jobs.rows_of(tables), jobs.expected(session))
-
-
+@pytest.mark.parametrize("name", ["slash", "uppar-split"])
 def test_an_executor_killed_while_it_restores(
-    broker: Any, session: Session, seed: int, tmp_path: Path
+    broker: Any, session: Session, seed: int, tmp_path: Path, name: str
 ) -> None:
     rows = jobs.events(seed, RECORDS)
     tables = []
@@ -131,7 +137,7 @@ def test_an_executor_killed_while_it_restores(
             until="latest",
             directory=tmp_path / "job",
             launcher=jobs.killing("restore", 1, mark),
-            **{**SMALL, "executors": executors},
+            **{**SMALL, **EXCHANGES[name], "executors": executors},
         ) as job:
             tables += [table for _, table in job]
     assert mark.exists()
@@ -236,20 +242,19 @@ def outputs(directory: Path) -> list[pa.Table]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "kill"),
+    ("kind", "kill", "settings"),
     [
-        ("session join", Kill("merge", 3, "self")),
-        ("join", Kill("delta", 3, "parent")),
-        ("left join", Kill("commit torn", 2)),
+        ("session join", Kill("merge", 3, "self"), EXCHANGES["uppar-split"]),
+        ("join", Kill("delta", 3, "parent"), EXCHANGES["uppar"]),
+        ("left join", Kill("commit torn", 2), {"executors": 1}),
     ],
-    ids=lambda value: value if isinstance(value, str) else f"{value.at}-{value.victim}",
+    ids=["merge-self", "delta-parent", "commit-torn"],
 )
 def test_a_kill_in_joins_and_sessions_of_whole_programs(
-    broker: Any, session: Session, seed: int, kind: str, kill: Kill
+    broker: Any, session: Session, seed: int, kind: str, kill: Kill, settings: dict[str, Any]
 ) -> None:
     """More of them: make slash-jobs."""
-    executors = 2 if kill.victim else 1
-    assert run_killed(session, broker.bootstrap_servers, kind, kill, seed, executors=executors)
+    assert run_killed(session, broker.bootstrap_servers, kind, kill, seed, **settings)
 
 
 def test_all_processes_killed_after_each_batch(
