@@ -299,13 +299,14 @@ class Results:
         self.overflow = overflow
         self._seen = gather(base, positions, 0) if layout.has_seen else None
 
+    @np.errstate(over="ignore", invalid="ignore")
     def columns(self) -> list[pa.Array]:
-        """An Arrow array for each cell."""
-        with np.errstate(invalid="ignore", over="ignore"):  # sums may be NaN or infinite
-            return [
-                self._column(cell, code)
-                for cell, code in zip(self.layout.cells, self.layout.codes, strict=True)
-            ]
+        """An Arrow array for each cell.  Floats beyond their range are infinite or no numbers, as
+        in Spark, without a warning."""
+        return [
+            self._column(cell, code)
+            for cell, code in zip(self.layout.cells, self.layout.codes, strict=True)
+        ]
 
     def _word(self, word: int) -> np.ndarray:
         return gather(self.base, self.positions, word)
