@@ -100,3 +100,28 @@ def test_rows_that_are_sent_as_they_are_count_as_tuples(
     assert seen["sent_entries"] == 0
     assert RECORDS // 4 < seen["sent_tuples"] < 3 * RECORDS // 4
     assert seen["merged"] == seen["sent_tuples"]
+
+
+def test_keys_that_hardly_repeat_are_sent_as_tuples_and_frequent_ones_as_entries(
+    broker: Any, session: Session, seed: int
+) -> None:
+    """The batches differ in their keys only; the estimate begins after 2,048 rows for a leader."""
+    frequent_rows = jobs.events(seed, RECORDS)
+    rare_rows = jobs.events(seed, RECORDS, 1 << 40, jobs.FIRST_MS + RECORDS // 10)
+    jobs.write(session, frequent_rows, 2)
+    options = {**SMALL, "epoch_bytes": 64 << 20}
+    tables, counts = [], []
+    with run(jobs.plan(), broker.bootstrap_servers, **options) as job:
+        for number in range(2):
+            if number:
+                jobs.write(session, rare_rows, 2)
+            tables.append(next(job)[1])
+            counts.append(job.batch_counts)
+    frequent, rare = counts
+    assert frequent["sent_tuples"] == 0
+    # An entry at most for each key, window, executor and other executor.
+    assert 0 < frequent["sent_entries"] <= 40 * (RECORDS // 10_000 + 1) * 2
+    assert rare["sent_tuples"] > RECORDS // 4
+    assert rare["sent_entries"] < rare["sent_tuples"]
+    assert rare["merged"] == rare["sent_tuples"] + rare["sent_entries"]
+    jobs.assert_same(jobs.rows_of(tables), jobs.expected(session))
