@@ -84,7 +84,11 @@ Rows = dict[tuple[int, int], tuple[int, int, float]]
 def expected(session: Session) -> Rows:
     """What DuckDB makes of the topic: by (key, start of the window in ms) the count, the sum and
     the average, of the windows that all partitions have passed."""
-    partitions = read(session)
+    return expected_of(read(session))
+
+
+def expected_of(partitions: list[np.ndarray]) -> Rows:
+    """The same, of these rows of each partition."""
     closes = min(int(rows["time"].max()) for rows in partitions if len(rows))
     rows = np.concatenate(partitions)
     table = pa.table({name: rows[name] for name in ("key", "time", "amount", "price")})

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +27,9 @@ from kdirect.errors import (
     UnknownTopicError,
 )
 from kdirect.model import TopicPartition
-from kdirect.state import AggregatePlan, Input, NoWindow, column, snapshots
+from kdirect.state import AggregatePlan, Input, NoWindow, column, snapshots, stream_job
 from kdirect.state.stream_job import run
-from tests.state import jobs
+from tests.state import jobs, whole_jobs
 
 RECORDS = 40_000
 
@@ -170,6 +172,45 @@ def test_late_rows_are_dropped_and_counted(broker: Any, session: Session, seed: 
         assert job.counts["late"] == len(late)
     assert more.num_rows == 0
     jobs.assert_same(jobs.rows_of([table]), wanted)
+
+
+def test_a_quiet_partition_holds_no_window_open_and_changes_nothing_when_it_comes_back(
+    broker: Any, session: Session, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The coordinator's clock is moved by hours, so that no wait of the test is a timeout."""
+    hours = 0
+    monkeypatch.setattr(
+        stream_job,
+        "CoordinatorServer",
+        partial(stream_job.CoordinatorServer, clock=lambda: time.time() + 3600 * hours),
+    )
+    first, second, third = np.array_split(jobs.events(seed, RECORDS), 3)
+    late = first[:100]
+    tables = []
+    jobs.write(session, first, 2)
+    plan = jobs.plan(idle_timeout_ms=3 * 3600 * 1000)
+    with run(plan, broker.bootstrap_servers, executors=2) as job:
+        tables.append(next(job)[1])
+        assert tables[0].num_rows > 0
+        hours = 2
+        jobs.write(session, second, 1)  # to partition 0 only
+        assert next(job)[1].num_rows == 0  # partition 1 holds the windows open
+        hours = 4
+        tables.append(next(job)[1])  # of a batch that has nothing to read
+        wanted = jobs.expected_of([np.concatenate([first, second])])
+        jobs.assert_same(jobs.rows_of(tables), wanted)
+        assert job.batch_counts["rows"] == 0
+        whole_jobs.send(session, jobs.TOPIC, 1, jobs.LAYOUT.values(late))
+        jobs.write(session, third, 2)
+        tables.append(next(job)[1])
+        assert job.counts["late"] == len(late)
+    wanted = jobs.expected_of(
+        [
+            np.concatenate([first[::2], second, third[::2]]),
+            np.concatenate([first[1::2], third[1::2]]),
+        ]
+    )
+    jobs.assert_same(jobs.rows_of(tables), wanted)
 
 
 def test_bad_rows_are_dropped_and_counted(broker: Any, session: Session, seed: int) -> None:
