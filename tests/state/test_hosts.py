@@ -438,6 +438,54 @@ def test_executors_that_have_nothing_to_do_cost_nothing(
     assert max(used) <= 2 * os.sysconf("SC_CLK_TCK") // 100, used
 
 
+def is_stopped(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+
+@pytest.mark.parametrize("step", ["read", "merge"])
+@pytest.mark.parametrize("exchange", ["rdma", "tcp"])
+def test_an_executor_that_waits_in_the_midst_of_a_batch_costs_nothing(
+    broker: Any, session: Session, seed: int, tmp_path: Path, exchange: str, step: str
+) -> None:
+    """The other one stops itself, and the channel to it becomes full."""
+    jobs.write(session, jobs.events(seed, RECORDS), 2)
+    mark = tmp_path / "stopped"
+    tables: list[pa.Table] = []
+    options = {**SMALL, "batch_records": None, "exchange": exchange, "adaptive_ratio": 0.0}
+    with run(
+        jobs.plan(),
+        broker.bootstrap_servers,
+        until="latest",
+        launcher=jobs.killing(step, 2, mark, "self/SIGSTOP"),
+        **options,
+    ) as job:
+        asked = threading.Thread(target=lambda: tables.extend(table for _, table in job))
+        asked.start()
+        wait_until(mark.exists)
+        processes: Any = job.server.processes.values()
+        pids = [process.pid for process in processes]
+        (stopped,) = wait_until(lambda: [pid for pid in pids if is_stopped(pid)])
+        try:
+            (waits,) = set(pids) - {stopped}
+
+            def used() -> int:
+                """In a second."""
+                before = cpu_ticks(waits)
+                time.sleep(1)
+                return cpu_ticks(waits) - before
+
+            # It still has work to do at first.  One that spins never comes to this.
+            least = os.sysconf("SC_CLK_TCK") // 100
+            wait_until(lambda: used() <= least, "a second in which it does nothing")
+            assert asked.is_alive()
+        finally:
+            os.kill(stopped, signal.SIGCONT)
+            asked.join(60)
+        assert not asked.is_alive()
+        assert job.server.attempt == 1
+    jobs.assert_same(jobs.rows_of(tables), jobs.expected(session))
+
+
 # -- strangers -------------------------------------------------------------------------------------
 
 
