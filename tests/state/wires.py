@@ -138,6 +138,7 @@ class WireExchange:
     """See `Exchange`.  `world` has all wires, by the names of two exchanges."""
 
     kind = "wires"
+    completion_wakes = True  # a buffer is complete when it is sent
 
     def __init__(self, world: Any, index: int, executors: int, slot_bytes: int) -> None:
         self.world, self.index = world, index

@@ -158,9 +158,8 @@ class BatchRun:
     def _sleep(self) -> None:
         exchange = self._tools.exchange
         self._result.counts["waits"] += 1
-        exchange.wait(
-            COMPLETION_WAIT_MS if self._waits_for_completions else self._tools.idle_wait_ms
-        )
+        polls = self._waits_for_completions and not exchange.completion_wakes
+        exchange.wait(COMPLETION_WAIT_MS if polls else self._tools.idle_wait_ms)
         self._tools.look()
 
     # -- reading -----------------------------------------------------------------------------------

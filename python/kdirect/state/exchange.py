@@ -121,6 +121,10 @@ class Exchange(Protocol):
     def sources(self) -> Sequence[Any]:
         """What `SendingEnd.send_from` takes, in the order of `add_source`."""
 
+    @property
+    def completion_wakes(self) -> bool:
+        """Does `wait` end, too, when a sender's `completed` can be brought up to date?"""
+
     def address(self) -> Address:
         """What the others need to know, to be carried by the coordinator."""
 
@@ -152,6 +156,7 @@ class RdmaExchange:
     """Channels over a provider of the verbs contract: `shm` on one host, `verbs` between hosts."""
 
     kind = "rdma"
+    completion_wakes = False  # a WRITE completes without an event
 
     def __init__(
         self,
@@ -244,6 +249,7 @@ class TcpExchange:
     """The same buffers over sockets, where `exchange=tcp` is asked for or nothing else works."""
 
     kind = "tcp"
+    completion_wakes = True  # the kernel takes what is left
 
     def __init__(
         self,
