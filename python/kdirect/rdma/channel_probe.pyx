@@ -58,7 +58,7 @@ def watch_landings(Memory memory, uint32_t length, uint64_t until, int64_t timeo
     over, until that is `until`: how many words were older than the last ones when these had been
     seen.  -1: it took too long."""
     cdef const uint8_t* last = memory.data + length - 8
-    cdef uint64_t seen = 0, now, word
+    cdef uint64_t seen = 0, now, word, at, words = length // 8 - 1
     cdef int64_t older = 0, deadline
     cdef uint32_t looks = 0, i
     with nogil:
@@ -72,8 +72,10 @@ def watch_landings(Memory memory, uint32_t length, uint64_t until, int64_t timeo
                     older = -1
                     break
                 continue
-            for i in range(length // 8 - 1):
-                memcpy(&word, memory.data + <uint64_t> i * 8, 8)
+            for i in range(words):
+                # From both ends in turn: what is copied late may be at either.
+                at = i // 2 if i % 2 else words - 1 - i // 2
+                memcpy(&word, memory.data + at * 8, 8)
                 if word < now:
                     older += 1
             seen = now
