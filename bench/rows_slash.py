@@ -99,8 +99,9 @@ def drop(bootstrap: str, plan: AggregatePlan, executor: int) -> None:
             first, end = map(int, line.split())
             for partition in range(executor, PARTITIONS, EXECUTORS):
                 tp = TopicPartition(given.topic, partition)
-                columns = plan.columns_kept(0)
-                with TopicSource(session, given, tp, first, end, columns=columns) as source:
+                with TopicSource.of_plan(
+                    session, plan, 0, tp, first, end, now_us=time.time_ns() // 1000
+                ) as source:
                     for _ in source.blocks():
                         pass
             print("done", flush=True)

@@ -1,12 +1,20 @@
 """A model of the paper's cluster with the costs of this machine: what figure 9 would look like.
 
     make slash-model                      (costs measured on the spot, a few seconds each)
-    make slash-model JSON=costs.json      (costs that were written before, by --write)
+    make slash-model COSTS=costs.json     (costs that were written before, by --write)
 
 Nothing here is a measurement of 2 to 16 nodes, and every line of the table says so.  Measured is
-what one core of this machine pays for a record, an entry, a tuple and a byte (`measure`); the rest
-is arithmetic (`rate`): n nodes of 10 cores, one executor a core, one network card of 11.8 GB/s a
-node (section 8.1 of the paper), weak scaling, epochs of 64 MB.
+what one core of this machine pays for a record, an entry, a tuple and a byte (`measure`):
+
+    a record: `TopicSource.of_plan` over a topic of a broker, which is how a batch reads; so with
+              READs, CRC-32C, the query's filter, its event times and its columns.
+    a row, an entry, a tuple: the state of the engine, in blocks of one epoch.
+    a byte:   full buffers through a channel over shared memory, each end by itself, by the calls
+              that a batch makes; so with the copy, which an RDMA network card would make without
+              the core, and with CRC-32C at both ends.
+
+The rest is arithmetic (`slash`, `uppar`): n nodes of 10 cores, one executor a core, one network
+card of 11.8 GB/s a node (section 8.1 of the paper), weak scaling, epochs of 64 MB.
 
     Slash:  a core reads and updates all its records.  At the end of an epoch it sends the keys that
             other executors lead, as entries, or as tuples where an epoch hardly aggregates, and
@@ -23,9 +31,11 @@ machine's own cores is what `make bench ROWS=slash-engine` measures.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import sys
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -34,17 +44,33 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # where PYTHONSAFEPATH keeps it out
+
+from rows_direct import broker_process
+
+import kdirect
+from kdirect import workloads
 from kdirect.format.fixed_layout import FixedLayout
+from kdirect.model import TopicPartition
+from kdirect.options import ENGINE
+from kdirect.rdma import open_device
+from kdirect.rdma.channel import ChannelSet
+from kdirect.rdma.contract import Memory
 from kdirect.state import AggregatePlan, Input, JoinPlan, Session, Tumbling
 from kdirect.state.append import AppendState
 from kdirect.state.arena import PageMemory, StateMemory
 from kdirect.state.backend import Backend
+from kdirect.state.source import TopicSource
 
 NODES = (2, 4, 8, 16)
 CORES = 10
 LINK_BYTES_S = 11.8e9
 EPOCH_BYTES = 64e6
-ADAPTIVE_RATIO = 5.0
+ADAPTIVE_RATIO = float(ENGINE.resolve({})["adaptive_ratio"])
+ROUNDS = 3
+READ_BYTES = 256 << 20  # of a topic that is read: eight times what the caches here hold
+READ_ROWS = 8  # times as many records are read as rows are updated, if they fit
+SENT_BYTES = 4 << 20  # that buffers are sent from in turn: about what an epoch sends
 MINUTE = 60_000_000
 MARK = "MODEL"
 
@@ -52,27 +78,33 @@ MARK = "MODEL"
 @dataclass(frozen=True, kw_only=True)
 class Workload:
     """A query of the paper.  `kept`: records that pass the filter, of all; `hottest`: the share of
-    the most frequent key; `paper`: what section 8.2 says of figure 9."""
+    the most frequent key; `paper`: what section 8.2 says of figure 9.  `made`: the records that the
+    cost of reading is measured with, and `query` the plan over them that says what is read."""
 
     name: str
-    record_bytes: float
     kept: float
     keys: int
     skew: float  # exponent of the Pareto distribution of keys; 0: uniform
     paper: str
     join: bool = False
+    made: Callable[[], workloads.Workload] = workloads.ysb
+    query: str = "ysb"
+
+
+def _nexmark() -> workloads.Workload:
+    return workloads.nexmark(paper=True, pareto=1.1)
 
 
 WORKLOADS = (
-    Workload(name="YSB", record_bytes=78, kept=1 / 3, keys=10_000_000, skew=0,
+    Workload(name="YSB", kept=1 / 3, keys=10_000_000, skew=0,
              paper="up to 12x UpPar, 25x Flink; up to 2 G records/s"),
-    Workload(name="CM", record_bytes=64, kept=1, keys=12_500, skew=1.1,
+    Workload(name="CM", kept=1, keys=12_500, skew=1.1, made=workloads.cm, query="cm",
              paper="up to two orders of magnitude over UpPar and Flink"),
-    Workload(name="NB7", record_bytes=32, kept=1, keys=1_000_000, skew=1.1,
+    Workload(name="NB7", kept=1, keys=1_000_000, skew=1.1, made=_nexmark, query="nb7",
              paper="up to 22x UpPar, 104x Flink; up to 2 G records/s"),
-    Workload(name="NB8", record_bytes=(206 + 4 * 269) / 5, kept=1, keys=1_000_000, skew=0,
+    Workload(name="NB8", kept=1, keys=1_000_000, skew=0, made=_nexmark, query="nb8",
              paper="up to 8x UpPar, 128x Flink", join=True),
-    Workload(name="NB11", record_bytes=(206 + 4 * 32) / 5, kept=1, keys=1_000_000, skew=0,
+    Workload(name="NB11", kept=1, keys=1_000_000, skew=0, made=_nexmark, query="nb11",
              paper="up to 1.7x UpPar, 40x Flink", join=True),
 )  # fmt: skip
 
@@ -81,11 +113,14 @@ WORKLOADS = (
 class Costs:
     """Seconds of one core, and bytes, of one workload on this machine."""
 
-    read: float  # a record: a pass over its bytes
+    read: float  # a record, out of a topic into the columns of the query
     update: float  # a row that passes the filter, into the state
     merge: float  # an entry of a delta, at its leader
     partition: float  # a row, into the pages of its leader
     apply: float  # a tuple of a page, at its leader
+    send_byte: float  # into a channel, the copy included
+    receive_byte: float  # out of a channel, until it can be merged
+    record_bytes: float  # in the log, as epochs count them
     entry_bytes: float
     tuple_bytes: float
 
@@ -124,7 +159,7 @@ def hottest(load: Workload) -> float:
 def slash(load: Workload, costs: Costs, nodes: int) -> Rate:
     """Records a second of Slash on `nodes` nodes."""
     executors = nodes * CORES
-    records = EPOCH_BYTES / load.record_bytes
+    records = EPOCH_BYTES / costs.record_bytes
     rows = records * load.kept
     away = rows * (executors - 1) / executors
     entries = distinct(load, rows) * (executors - 1) / executors
@@ -135,22 +170,23 @@ def slash(load: Workload, costs: Costs, nodes: int) -> Rate:
     else:
         cpu = rows * costs.update + entries * costs.merge
         sent = entries * costs.entry_bytes
-    cpu += records * costs.read
+    cpu += records * costs.read + sent * (costs.send_byte + costs.receive_byte)
     return _rate(nodes, records, cpu, sent * (nodes - 1) / nodes * executors / (executors - 1))
 
 
 def uppar(load: Workload, costs: Costs, nodes: int) -> Rate:
     """Records a second of RDMA UpPar: half of the cores read and partition."""
     half = CORES / 2
-    send = costs.read + load.kept * costs.partition
-    receive = load.kept * costs.apply
+    send = costs.read + load.kept * (costs.partition + costs.tuple_bytes * costs.send_byte)
+    receive = load.kept * (costs.apply + costs.tuple_bytes * costs.receive_byte)
     bounds = {
         "partitioning": nodes * half / send,
         "aggregating": nodes * half / receive,
-        "the hottest key": 1 / (receive * max(hottest(load), 1 / (nodes * half))),
         "the network": nodes * LINK_BYTES_S
         / (load.kept * costs.tuple_bytes * (nodes - 1) / nodes),
     }  # fmt: skip
+    if hottest(load) > 1 / (nodes * half):
+        bounds["the hottest key"] = 1 / (receive * hottest(load))
     bound = min(bounds, key=lambda name: bounds[name])
     return Rate(records_s=bounds[bound], bound=bound)
 
@@ -206,15 +242,110 @@ def _cpu(call: Any) -> float:
     return time.process_time() - begin
 
 
-def _read_cost(load: Workload, rows: int) -> float:
-    data = np.zeros((rows, int(load.record_bytes)), np.uint8)
-    into = np.empty(rows, np.int64)
+@dataclass(frozen=True, kw_only=True)
+class Read:
+    """What a record costs to read, in CPU seconds and in bytes of the log."""
 
-    def turn() -> None:
-        for at in (0, 8):  # the two columns that every query reads
-            into[:] = np.ascontiguousarray(data[:, at : at + 8]).view(np.int64)[:, 0]
+    seconds: float
+    record_bytes: float
 
-    return _least(3, lambda: _cpu(turn)) / rows
+
+@contextlib.contextmanager
+def broker() -> Iterator[kdirect.Session]:
+    """A broker in a process of its own, and a session that READs it over shared memory."""
+    with (
+        broker_process() as (servers, _),
+        kdirect.connect({"bootstrap.servers": servers, "transport": "shm"}) as session,
+    ):
+        yield session
+
+
+def write_topics(session: kdirect.Session, load: Workload, rows: int) -> AggregatePlan | JoinPlan:
+    """A topic for each input of the query, of about `READ_ROWS` times so many records in all, in
+    the mixture of its streams; the plan that reads them."""
+    made = load.made()
+    topics = {name: f"{load.name}-{name}" for name in made.streams}
+    plan = made.plan(topics, load.query)
+    streams = [made.streams[given.name] for given in plan.inputs]
+    each = sum(s.mixture[0] * s.layout.size for s in streams) / sum(s.mixture[0] for s in streams)
+    records = min(rows * READ_ROWS, int(READ_BYTES / each))
+    events = records * streams[0].mixture[2] // sum(s.mixture[0] for s in streams)
+    for stream in streams:
+        workloads.write(session, stream, topics[stream.name], records=stream.among(events))
+    return plan
+
+
+def read_topic(
+    session: kdirect.Session, plan: AggregatePlan | JoinPlan, side: int
+) -> tuple[int, int]:
+    """Read one input of a plan as a batch of a job does, and drop it: records, and their bytes."""
+    tp = TopicPartition(plan.inputs[side].topic, 0)
+    end = session.latest_offsets([tp])[tp]
+    records = size = 0
+    with TopicSource.of_plan(
+        session, plan, side, tp, 0, end, now_us=time.time_ns() // 1000
+    ) as source:
+        for block in source.blocks():
+            records += block.records
+            size += block.input_bytes
+    if records != end or source.transport != "shm":
+        raise RuntimeError(f"{records} of {end} records of {tp} were read by {source.transport}")
+    return records, size
+
+
+def _read_costs(session: kdirect.Session, load: Workload, rows: int) -> Read:
+    plan = write_topics(session, load, rows)
+    records = size = 0
+    seconds = 0.0
+    for side, given in enumerate(plan.inputs):
+        read = partial(read_topic, session, plan, side)
+        seconds += _least(ROUNDS + 1, partial(_cpu, read))
+        found = read_topic(session, plan, side)
+        records, size = records + found[0], size + found[1]
+        session.admin.delete_topic(given.topic)
+    return Read(seconds=seconds / records, record_bytes=size / records)
+
+
+def channel_costs(turns: int = 64) -> tuple[float, float]:
+    """CPU seconds of the sender, and of the receiver, for a byte of full buffers through a channel.
+    The sender fills all slots, then the receiver empties them, so that neither waits.  Both ends
+    are in this thread: what it costs to move cache lines to another core is left out, as an RDMA
+    network card writes into the receiver's memory by itself."""
+    memory = Memory.anonymous(SENT_BYTES)
+    memoryview(memory)[:] = bytes(range(256)) * (SENT_BYTES // 256)
+    channels = ChannelSet(open_device("shm"), most=2)
+    source = channels.register(memory)
+    sender, receiver = channels.sender("itself"), channels.receiver("itself")
+    receiver.connect(sender.offer)
+    sender.connect(receiver.offer)
+    pages = SENT_BYTES // sender.slot_bytes
+
+    def fill(turn: int) -> None:
+        sender.refresh()
+        for i in range(turn * sender.slots, (turn + 1) * sender.slots):
+            position = i % pages * sender.slot_bytes
+            if not sender.send_from(source, position, sender.payload_bytes, kind=1):
+                raise RuntimeError("there is no room in the channel")
+
+    def drain() -> None:
+        for _ in range(receiver.slots):
+            if not receiver.poll():
+                raise RuntimeError("a buffer that was sent is not there")
+            receiver.release()
+        channels.wait(0)  # returns the credits that are due
+
+    best: tuple[float, float] | None = None
+    for number in range(ROUNDS + 1):
+        spent = [0.0, 0.0]
+        for turn in range(number * turns, (number + 1) * turns):
+            spent[0] += _cpu(partial(fill, turn))
+            spent[1] += _cpu(drain)
+        if best is None or sum(spent) < sum(best):
+            best = spent[0], spent[1]
+    channels.close()
+    assert best is not None
+    size = turns * sender.slots * sender.payload_bytes
+    return best[0] / size, best[1] / size
 
 
 def _aggregate(load: Workload, owner: int, mode: str, memory: StateMemory) -> Backend:
@@ -230,7 +361,7 @@ def _aggregate(load: Workload, owner: int, mode: str, memory: StateMemory) -> Ba
                    adaptive_ratio=0)  # fmt: skip
 
 
-def _aggregate_costs(load: Workload, rows: int) -> Costs:
+def _aggregate_costs(load: Workload, rows: int) -> dict[str, float]:
     keys = draw_keys(load, rows)
     columns = {"k": pa.array(keys), "x": pa.array(np.ones(rows))}
     times = np.zeros(rows, np.int64)
@@ -240,7 +371,7 @@ def _aggregate_costs(load: Workload, rows: int) -> Costs:
     sizes: dict[str, float] = {}
     helpers = {name: _aggregate(load, 1, mode, StateMemory.anonymous(1 << 30))
                for name, mode in (("entries", "slash"), ("tuples", "uppar"))}  # fmt: skip
-    for _ in range(3):
+    for _ in range(ROUNDS):
         timed["update"].append(_cpu(lambda: own.update(columns, rows, time_us=times)) / rows)
         for name, helper in helpers.items():
             spent = _cpu(partial(helper.update, columns, rows, time_us=times))
@@ -253,13 +384,17 @@ def _aggregate_costs(load: Workload, rows: int) -> Costs:
             timed[name].append(_cpu(partial(_merge_all, leader, delta)) / count)
             helper.release(delta.pages)
             leader.clear()
-    return Costs(read=_read_cost(load, rows), update=min(timed["update"]),
-                 merge=min(timed["entries"]), partition=min(timed["part"]),
-                 apply=min(timed["tuples"]), entry_bytes=sizes["entries"],
-                 tuple_bytes=sizes["tuples"])  # fmt: skip
+    return {
+        "update": min(timed["update"]),
+        "merge": min(timed["entries"]),
+        "partition": min(timed["part"]),
+        "apply": min(timed["tuples"]),
+        "entry_bytes": sizes["entries"],
+        "tuple_bytes": sizes["tuples"],
+    }
 
 
-def _join_costs(load: Workload, rows: int) -> Costs:
+def _join_costs(load: Workload, rows: int) -> dict[str, float]:
     window = Session(gap_us=MINUTE) if load.name == "NB11" else Tumbling(size_us=720 * MINUTE)
     layouts = [FixedLayout.of(f"k{i}:int64", f"at{i}:int64", f"v{i}:int64") for i in range(2)]
     plan = JoinPlan(
@@ -288,7 +423,7 @@ def _join_costs(load: Workload, rows: int) -> Costs:
 
     best: dict[str, float] = {}
     size = 0.0
-    for _ in range(3):
+    for _ in range(ROUNDS):
         own, helper, leader = state(0, 0), state(0, 1), state(1, 1)
         spent = {"update": _cpu(partial(update, own))}
         spent["update"] += emit(own)
@@ -302,8 +437,7 @@ def _join_costs(load: Workload, rows: int) -> Costs:
         leader.clear()
         own.clear()
     each = {name: seconds / rows for name, seconds in best.items()}
-    return Costs(read=_read_cost(load, rows), merge=each["apply"], entry_bytes=size,
-                 tuple_bytes=size, **each)  # fmt: skip
+    return {**each, "merge": each["apply"], "entry_bytes": size, "tuple_bytes": size}
 
 
 def _merge_all(leader: Backend, delta: Any) -> None:
@@ -324,10 +458,19 @@ def _view(address: int, length: int) -> bytes:
 
 def measure(rows: int = 1 << 19) -> dict[str, Costs]:
     """What each workload costs on this machine, from `rows` rows at a time."""
-    return {
-        load.name: (_join_costs if load.join else _aggregate_costs)(load, rows)
-        for load in WORKLOADS
-    }
+    send_byte, receive_byte = channel_costs()
+    found = {}
+    with broker() as session:
+        for load in WORKLOADS:
+            read = _read_costs(session, load, rows)
+            found[load.name] = Costs(
+                read=read.seconds,
+                record_bytes=read.record_bytes,
+                send_byte=send_byte,
+                receive_byte=receive_byte,
+                **(_join_costs if load.join else _aggregate_costs)(load, rows),
+            )
+    return found
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -348,8 +491,9 @@ def main(argv: list[str] | None = None) -> int:
         sys.stdout.write(
             f"{MARK}: input measured here: {name} read {c.read * 1e9:.1f}, update"
             f" {c.update * 1e9:.1f}, merge {c.merge * 1e9:.1f}, partition {c.partition * 1e9:.1f},"
-            f" apply {c.apply * 1e9:.1f} ns; {c.entry_bytes:.0f} B an entry,"
-            f" {c.tuple_bytes:.0f} B a tuple\n"
+            f" apply {c.apply * 1e9:.1f} ns; a byte sent {c.send_byte * 1e9:.3f}, received"
+            f" {c.receive_byte * 1e9:.3f} ns; {c.record_bytes:.0f} B a record,"
+            f" {c.entry_bytes:.0f} B an entry, {c.tuple_bytes:.0f} B a tuple\n"
         )
     sys.stdout.write("\n".join(lines(costs)) + "\n")
     return 0

@@ -201,17 +201,17 @@ class BatchRun:
         """Apply the next block of a partition."""
         self._tools.stepped()
         tp = asked.tp
-        side, given = self._inputs[tp.topic]
+        side, _ = self._inputs[tp.topic]
         if tp not in self._sources:
             whole = self._start.ranges[tp]
-            source = TopicSource(
+            source = TopicSource.of_plan(
                 self._tools.session,
-                given,
+                self._tools.plan,
+                side,
                 TopicPartition(tp.topic, tp.partition),
                 whole.start,
                 whole.end,
-                columns=self._tools.plan.columns_decoded(side),
-                latest_us=self._start.now_us + given.max_ahead_us,
+                now_us=self._start.now_us,
                 block_rows=self._tools.block_rows,
             )
             self._sources[tp] = source

@@ -31,7 +31,7 @@ from kdirect.format.fixed import LATEST_US, FixedDecoder, can_test
 from kdirect.format.typed_values import ArrowValues, JsonValues
 from kdirect.model import TopicPartition
 from kdirect.state.expressions import Call, Column, Expression, Literal, columns_of, matches
-from kdirect.state.plan import Input
+from kdirect.state.plan import Input, Plan
 
 log = logging.getLogger("kdirect.state")
 
@@ -131,6 +131,33 @@ class TopicSource:
         self._latest_us = LATEST_US if latest_us is None else min(latest_us, LATEST_US)
         self._block_rows = block_rows
         self._reader: Reader = session.reader(tp, start_offset, stop_offset, timeout_ms=timeout_ms)
+
+    @classmethod
+    def of_plan(
+        cls,
+        session: Session,
+        plan: Plan,
+        side: int,
+        tp: TopicPartition,
+        start_offset: int,
+        stop_offset: int,
+        *,
+        now_us: int,
+        block_rows: int = BLOCK_ROWS,
+    ) -> TopicSource:
+        """What a batch of the plan reads of a partition of its input number `side`; `now_us` is the
+        wall clock of the batch.  Benchmarks of reading read by this, too."""
+        given = plan.inputs[side]
+        return cls(
+            session,
+            given,
+            tp,
+            start_offset,
+            stop_offset,
+            columns=plan.columns_decoded(side),
+            latest_us=now_us + given.max_ahead_us,
+            block_rows=block_rows,
+        )
 
     def __enter__(self) -> TopicSource:
         return self
