@@ -1,10 +1,11 @@
 """Bench rows of the state backend: updates and merges of one executor, on one core.
 
-The rates count rows a CPU second of the process.  Memory is recycled: every turn fills tables that
-the turns before it have warmed, as windows do.  DuckDB and pyarrow group the same rows, with one
-thread, from the same Arrow columns, and take turns with us; unlike ours their group-bys know no
-windows, keep nothing for the next block and may use fresh memory.  Our rows come in blocks of 64 Ki
-with event times, and go through the whole of `Backend.update`.
+The rates count rows a CPU second of the process; each figure has the quartiles of its turns, the
+CPU seconds of the median turn, and the rate by the clock on the wall.  Memory is recycled: every
+turn fills tables that the turns before it have warmed, as windows do.  DuckDB and pyarrow group the
+same rows, with one thread, from the same Arrow columns, and take turns with us; unlike ours their
+group-bys know no windows, keep nothing for the next block and may use fresh memory.  Our rows come
+in blocks of 64 Ki with event times, and go through the whole of `Backend.update`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from sides import Figure, figure
+from sides import Figure, figure, spread_of
 
 from kdirect.format.fixed_layout import FixedLayout
 from kdirect.rdma.contract import Memory
@@ -28,6 +29,7 @@ BLOCK = 1 << 16
 CASES = ((1_000, 1 << 20), (100_000, 1 << 20), (2_000_000, 2_000_000))  # keys, rows
 WINDOW_US = 600_000_000
 EXECUTORS = 2
+LEAST_TURNS = 5
 
 
 def _plan() -> AggregatePlan:
@@ -51,18 +53,45 @@ def _rows(keys: int, rows: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return k, rng.integers(0, 1000, rows), times
 
 
-def _turns(seconds: float, functions: dict[str, Callable[[], object]]) -> dict[str, list[float]]:
-    """CPU seconds of each function, which take turns; the first turn of each is not counted."""
-    found: dict[str, list[float]] = {name: [] for name in functions}
+class Turns:
+    """CPU seconds, and seconds, of each turn of a function."""
+
+    def __init__(self) -> None:
+        self.cpu_s: list[float] = []
+        self.wall_s: list[float] = []
+
+    def run(self, function: Callable[[], object]) -> None:
+        cpu, wall = time.process_time(), time.perf_counter()
+        function()
+        self.cpu_s.append(time.process_time() - cpu)
+        self.wall_s.append(time.perf_counter() - wall)
+
+    def rates(self, count: int) -> list[float]:
+        """Of so many rows a turn, by CPU time."""
+        return [count / seconds for seconds in self.cpu_s]
+
+
+def _turns(seconds: float, functions: dict[str, Callable[[], object]]) -> dict[str, Turns]:
+    """Each function's turns, which alternate; the first turn of each is not counted."""
+    found = {name: Turns() for name in functions}
     end = time.perf_counter() + seconds
     for function in functions.values():
         function()
-    while time.perf_counter() < end or len(found[next(iter(found))]) < 3:
+    while time.perf_counter() < end or len(found[next(iter(found))].cpu_s) < LEAST_TURNS:
         for name, function in functions.items():
-            begin = time.process_time()
-            function()
-            found[name].append(time.process_time() - begin)
+            found[name].run(function)
     return found
+
+
+def _compared(row: str, ours: Turns, done: int, unit: str, against: str, theirs: Turns,
+              theirs_done: int, **settings: Any) -> Figure:  # fmt: skip
+    """Medians of `ours` and `theirs`, whose turns did so much, with what there is of the turns."""
+    rates, others = ours.rates(done), theirs.rates(theirs_done)
+    median = statistics.median
+    return figure(row, median(rates), unit, against, median(others), **settings,
+                  **spread_of(rates, others), cpu_s=median(ours.cpu_s),
+                  against_cpu_s=median(theirs.cpu_s), per_wall_s=done / median(ours.wall_s),
+                  against_per_wall_s=theirs_done / median(theirs.wall_s))  # fmt: skip
 
 
 def _updates(backend: Backend, k: np.ndarray, v: np.ndarray, times: np.ndarray) -> None:
@@ -103,12 +132,10 @@ def state_update(seconds: float, quick: bool) -> list[Figure]:
         groups = sum(b.num_rows for b in backend.trigger(WINDOW_US))
         if groups != theirs().num_rows:
             raise RuntimeError("the groups are not those of pyarrow")
-        rate = {name: rows / statistics.median(found) for name, found in turns.items()}
         for name in ("duckdb", "pyarrow"):
-            out.append(figure("state-update", rate["ours"], "rows/s", f"{name}, one thread",
-                            rate[name], keys=keys, rows=rows, turns=len(turns["ours"]),
-                            best=rows / min(turns["ours"]),
-                            other_best=rows / min(turns[name])))  # fmt: skip
+            out.append(_compared("state-update", turns["ours"], rows, "rows/s",
+                                 f"{name}, one thread", turns[name], rows, keys=keys, rows=rows,
+                                 turns=len(turns["ours"].cpu_s)))  # fmt: skip
     return out
 
 
@@ -136,9 +163,10 @@ def state_merge(seconds: float, quick: bool) -> list[Figure]:
                 helper.release(helper.flush(0).pages)
 
             turns = _turns(seconds / len(CASES) / 2, {"merge": merge, "update": update})
-            out.append(figure("state-merge", count / statistics.median(turns["merge"]),
-                            "entries/s" if mode == "slash" else "tuples/s",
-                            "rows/s of the helper's update and flush",
-                            rows / statistics.median(turns["update"]), keys=keys, rows=rows,
-                            mode=mode, count=count, pages=len(delta.pages)))  # fmt: skip
+            out.append(_compared("state-merge", turns["merge"], count,
+                                 "entries/s" if mode == "slash" else "tuples/s",
+                                 "rows/s of the helper's update and flush", turns["update"], rows,
+                                 keys=keys, rows=rows, mode=mode, count=count,
+                                 pages=len(delta.pages),
+                                 turns=len(turns["merge"].cpu_s)))  # fmt: skip
     return out

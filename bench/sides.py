@@ -10,8 +10,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import statistics
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,24 @@ def figure(
         "against_value": against_value,
         "ratio": value / against_value if against_value else None,
         "settings": settings,
+    }
+
+
+def quartiles(values: Sequence[float]) -> list[float]:
+    """The three quartiles; of a single value (in a quick run) that value."""
+    return statistics.quantiles(values) if len(values) > 1 else [*values] * 3
+
+
+def spread_of(ours: Sequence[float], theirs: Sequence[float]) -> Figure:
+    """For the settings of a figure, of which `ours` and `theirs` are the rounds."""
+    return {
+        "rounds": len(ours),
+        "low": min(ours),
+        "high": max(ours),
+        "quartiles": quartiles(ours),
+        "against_low": min(theirs),
+        "against_high": max(theirs),
+        "against_quartiles": quartiles(theirs),
     }
 
 

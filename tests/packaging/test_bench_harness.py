@@ -225,6 +225,33 @@ def test_values_that_overlap_are_not_worse_and_what_is_missing_is_told() -> None
     assert "the row failed in 1 of 1 rounds of the other checkout" in figure["why"]
 
 
+def computed(expression: str) -> Any:
+    """The value of an expression over the modules of bench/."""
+    code = f"import json, rows_recovery, rows_slash, sides; print(json.dumps({expression}))"
+    run = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "bench"), "PYTHONSAFEPATH": "1"},
+    )  # fmt: skip
+    return json.loads(run.stdout)
+
+
+def test_a_figure_keeps_the_spread_of_both_sides() -> None:
+    found = computed("sides.spread_of([4.0, 1.0, 2.0, 3.0, 5.0], [7.0])")
+    assert (found["rounds"], found["low"], found["high"]) == (5, 1.0, 5.0)
+    assert found["quartiles"] == [1.5, 3.0, 4.5]
+    assert found["against_low"] == found["against_high"] == 7.0
+    assert found["against_quartiles"] == [7.0] * 3
+
+
+def test_a_recovery_is_from_the_first_executor_to_the_last_with_the_cpu_time_of_all() -> None:
+    begins = "[(10.0, 1, 3.0), (11.0, 2, 5.0), (12.0, 1, 4.0)]"
+    ends = "[(13.0, 1, 4.5), (15.0, 2, 8.0), (14.0, 1, 5.5)]"
+    assert computed(f"vars(rows_recovery._took({begins}, {ends}))") == {
+        "wall_s": 5.0,
+        "cpu_s": 5.5,
+    }
+
+
 @pytest.fixture
 def two_checkouts(tmp_path: Path) -> tuple[Path, Path]:
     """Two checkouts with an environment each, whose rows reach into what only their own has."""
