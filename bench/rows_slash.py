@@ -4,11 +4,15 @@ decode the topic and drop what they read, and beside the baseline that partition
 Each job takes its topic in three batches.  The first one warms it up; the other two are measured,
 from the request for them until their output is here, and so is the executors' CPU time.  Rates are
 of records in the topic.  All modes run in turn, round after round; figures are medians.
+
+A batch has 12 M records, if memory allows, since what a batch costs whatever its size is a fifth of
+one of 4 M.  At 1,000 keys, where that matters most, both sizes are measured.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -16,7 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from sides import Figure, figure
+from sides import Figure, figure, spread_of
 
 import kdirect
 import kdirect.state
@@ -32,6 +36,11 @@ MODES = (("slash", "colocated"), ("uppar", "colocated"), ("uppar", "split"))
 KEYS = (1_000, 100_000, 10_000_000)
 ZIPF = (0.2, 0.6, 1.0, 1.4, 2.0)
 DROP = "read and dropped"
+BATCHES = 3
+RECORDS, FEWER_RECORDS, QUICK_RECORDS = 12_000_000, 4_000_000, 50_000
+RECORD_BYTES = 96  # at most, of YSB in the log
+STATE_BYTES = 2 << 30  # at most, of both executors: 10 M keys, and fragments
+ROUND_S = 12  # that a round of one setting takes, roughly
 
 
 def cpu_seconds(pids: list[int]) -> float:
@@ -130,10 +139,12 @@ def timed_drop(bootstrap: str, plan: AggregatePlan, records: int) -> tuple[float
 
 
 def write(session: Session, topic: str, records: int, **keys: Any) -> AggregatePlan:
-    """Three batches of `records` of YSB in a topic; the plan over it."""
+    """`BATCHES` batches of `records` of YSB in a topic; the plan over it."""
     workload = kdirect.workloads.ysb(**keys)
     (stream,) = workload.streams.values()
-    kdirect.workloads.write(session, stream, topic, records=3 * records, partitions=PARTITIONS)
+    kdirect.workloads.write(
+        session, stream, topic, records=BATCHES * records, partitions=PARTITIONS
+    )
     return workload.plan(topic)
 
 
@@ -164,55 +175,69 @@ def compared(
         for name in found:
             if name == "slash":
                 continue
-            other = statistics.median(found[name][which]) / 1e6
+            others = [rate / 1e6 for rate in found[name][which]]
             figures.append(
                 figure(
                     row,
                     statistics.median(slash),
                     unit,
                     name,
-                    other,
+                    statistics.median(others),
                     **settings,
                     executors=EXECUTORS,
-                    low=min(slash),
-                    high=max(slash),
+                    **spread_of(slash, others),
                 )
             )
     return figures
 
 
-def _sizes(seconds: float, quick: bool, settings: int) -> tuple[int, int]:
-    """Records of a batch and rounds.  A round of a setting takes some eight seconds beside them."""
-    if quick:
-        return 50_000, 1
-    return 4_000_000, max(3, int(seconds / settings / 12))
+def free_bytes() -> int:
+    """What a topic on tmpfs and mapped state may take: memory that is free or can be, and what
+    tmpfs admits of it."""
+    known = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    tmpfs = os.statvfs("/dev/shm")
+    return min(int(known["MemAvailable"].split()[0]) << 10, tmpfs.f_bavail * tmpfs.f_frsize)
+
+
+def batch_size(free: int) -> int:
+    """Records of a batch: the most for which topic and state take half of what is free, as others
+    work here too."""
+    fits = (free // 2 - STATE_BYTES) // (BATCHES * RECORD_BYTES)
+    return RECORDS if fits >= RECORDS else FEWER_RECORDS
+
+
+def measured_settings(
+    row: str, seconds: float, quick: bool, settings: list[tuple[int, dict[str, Any]]]
+) -> list[Figure]:
+    """`row` for each of the settings: the records of a batch, and the keys of its workload."""
+    rounds = 1 if quick else max(3, int(seconds / len(settings) / ROUND_S))
+    figures = []
+    with kdirect.Broker() as broker, kdirect.connect(broker.bootstrap_servers) as session:
+        for number, (records, keys) in enumerate(settings[:1] if quick else settings):
+            topic = f"ysb-{number}"
+            records = QUICK_RECORDS if quick else records
+            plan = write(session, topic, records, **keys)
+            found = measured(broker.bootstrap_servers, plan, records, rounds)
+            said = {"z": keys["zipf"]} if "zipf" in keys else keys
+            figures += compared(row, found, batch_records=records, **said)
+            session.admin.delete_topic(topic)
+    return figures
 
 
 def slash_engine(seconds: float, quick: bool) -> list[Figure]:
     """YSB by number of keys."""
-    records, rounds = _sizes(seconds, quick, len(KEYS))
-    figures = []
-    with kdirect.Broker() as broker, kdirect.connect(broker.bootstrap_servers) as session:
-        for keys in KEYS[:1] if quick else KEYS:
-            plan = write(session, f"ysb{keys}", records, keys=keys)
-            found = measured(broker.bootstrap_servers, plan, records, rounds)
-            figures += compared("slash-engine", found, keys=keys)
-            session.admin.delete_topic(f"ysb{keys}")
-    return figures
+    records = batch_size(free_bytes())
+    settings = [(records, {"keys": keys}) for keys in KEYS]
+    if records != FEWER_RECORDS:
+        settings.append((FEWER_RECORDS, {"keys": KEYS[0]}))
+    return measured_settings("slash-engine", seconds, quick, settings)
 
 
 def slash_skew(seconds: float, quick: bool) -> list[Figure]:
     """YSB by the exponent of a Zipf distribution of its keys, as figure 10d of the paper."""
-    records, rounds = _sizes(seconds, quick, len(ZIPF))
-    figures = []
-    with kdirect.Broker() as broker, kdirect.connect(broker.bootstrap_servers) as session:
-        for z in ZIPF[:1] if quick else ZIPF:
-            topic = f"zipf{int(z * 10)}"
-            plan = write(session, topic, records, keys=10_000_000, zipf=z)
-            found = measured(broker.bootstrap_servers, plan, records, rounds)
-            figures += compared("slash-skew", found, z=z)
-            session.admin.delete_topic(topic)
-    return figures
+    records = batch_size(free_bytes())
+    settings = [(records, {"keys": 10_000_000, "zipf": z}) for z in ZIPF]
+    return measured_settings("slash-skew", seconds, quick, settings)
 
 
 if __name__ == "__main__":

@@ -219,7 +219,7 @@ ROWS = (
         "YSB by the state engine, at three numbers of keys: against reading and dropping by the"
         " same executors, and against partitioning by key (uppar)",
         30,
-        patience_s=600.0,
+        patience_s=900.0,
     ),
     Row(
         "slash-skew",

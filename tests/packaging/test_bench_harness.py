@@ -243,6 +243,11 @@ def test_a_figure_keeps_the_spread_of_both_sides() -> None:
     assert found["against_quartiles"] == [7.0] * 3
 
 
+def test_batches_of_the_state_engine_take_half_of_what_is_free() -> None:
+    sizes = "[rows_slash.batch_size(n << 30) for n in (2, 10, 11, 100)]"
+    assert computed(sizes) == [4_000_000, 4_000_000, 12_000_000, 12_000_000]
+
+
 def test_a_recovery_is_from_the_first_executor_to_the_last_with_the_cpu_time_of_all() -> None:
     begins = "[(10.0, 1, 3.0), (11.0, 2, 5.0), (12.0, 1, 4.0)]"
     ends = "[(13.0, 1, 4.5), (15.0, 2, 8.0), (14.0, 1, 5.5)]"
