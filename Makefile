@@ -182,10 +182,10 @@ bench-list: ## Name the rows of bench, bench-vs-kafka and bench-rdma
 
 .PHONY: bench-rdma
 bench-rdma: JSON := bench/out/rdma.json
-bench-rdma: install ## Measure READs over real verbs beside perftest's, in a soft-RoCE guest;
+bench-rdma: install ## Measure READs and channels over verbs beside perftest's, in a guest;
 ## JSON, QUICK as bench
 	@$(GUEST) --check
-	$(GUEST) --limit 400 --share bench/out -- \
+	$(GUEST) --limit 600 --share bench/out -- \
 		$(BIN)/python bench/verbs.py --json bench/out/rdma.json --no-pin $(if $(QUICK),--quick)
 	@test "$(JSON)" -ef bench/out/rdma.json || cp bench/out/rdma.json "$(JSON)"
 

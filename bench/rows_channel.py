@@ -14,7 +14,7 @@ import statistics
 import time
 from typing import Any
 
-from sides import Figure, Peer, figure, serve, spread
+from sides import Figure, Peer, figure, serve, spread, spread_of
 
 SLOTS = 8
 SLOT_BYTES = 64 << 10
@@ -25,6 +25,7 @@ LATENCY_BYTES = 64
 ROUND_TRIPS = 5000
 VERBS_SLOTS = (8, 64)
 PERFTEST_DEPTH = 128  # WRITEs that ib_write_bw has under way by default
+VERBS_ROUNDS = 3
 CREDIT_GROUP = 4
 
 
@@ -74,8 +75,9 @@ class Served:
         channel_probe.receive_loop(self.receiver, count)
         return cpu_seconds() - before
 
-    def receive_asleep(self, count: int) -> None:
+    def receive_asleep(self, count: int) -> float:
         """As `receive`, asleep whenever there is nothing."""
+        before = cpu_seconds()
         while count:
             if self.receiver.poll():
                 self.receiver.release()
@@ -83,6 +85,7 @@ class Served:
             else:
                 self.channels.wait(1000)
         self.channels.wait(0)  # returns the credits that are due
+        return cpu_seconds() - before
 
     def send_asleep(self, count: int, begin: int) -> None:
         """Send from the log, asleep whenever there is no credit; until all is given back.  Wakes
@@ -323,11 +326,13 @@ def channel_verbs(seconds: float, quick: bool) -> list[Figure]:
     depths = (*VERBS_SLOTS, PERFTEST_DEPTH)
     ours: dict[int, list[float]] = {slots: [] for slots in VERBS_SLOTS}
     theirs: dict[int, list[float]] = {depth: [] for depth in depths}
+    cpu: dict[int, list[tuple[float, float]]] = {slots: [] for slots in VERBS_SLOTS}
     writes = sent = 0
     with contextlib.ExitStack() as opened:
         ends = {slots: opened.enter_context(connected("verbs", slots)) for slots in VERBS_SLOTS}
         end = time.monotonic() + seconds
-        while not theirs[PERFTEST_DEPTH] or (not quick and time.monotonic() < end):
+        least = 1 if quick else VERBS_ROUNDS
+        while len(theirs[PERFTEST_DEPTH]) < least or (not quick and time.monotonic() < end):
             for depth in depths:
                 options = ["-s", str(SLOT_BYTES), "-n", str(buffers), "-t", str(depth)]
                 theirs[depth].append(
@@ -335,11 +340,11 @@ def channel_verbs(seconds: float, quick: bool) -> list[Figure]:
                 )
             for slots, (near, other) in ends.items():
                 other.start("receive_asleep", buffers)
-                start = time.perf_counter()
+                start, before = time.perf_counter(), cpu_seconds()
                 near.send_asleep(buffers, len(ours[slots]) * buffers)
-                took = time.perf_counter() - start
+                took, used = time.perf_counter() - start, cpu_seconds() - before
                 ours[slots].append(buffers * SLOT_BYTES / took / (1 << 20))
-                other.finish()
+                cpu[slots].append((used, other.finish()))
         for near, _ in ends.values():
             near.sender.wait_completed()
             sent += near.sender.posted
@@ -355,7 +360,13 @@ def channel_verbs(seconds: float, quick: bool) -> list[Figure]:
                 statistics.median(theirs[depth]),
                 what=f"buffers through {slots} slots",
                 under_way=depth,
-                rounds=len(ours[slots]),
+                **spread_of(ours[slots], theirs[depth]),
+                **{
+                    f"{end}_cpu_us_per_buffer": statistics.median(c[i] for c in cpu[slots])
+                    / buffers
+                    * 1e6
+                    for i, end in enumerate(("sender", "receiver"))
+                },
                 **settings,
             )
             for slots in VERBS_SLOTS
