@@ -249,6 +249,18 @@ def test_a_sum_of_decimals_that_leaves_128_bits(executors: int) -> None:
             run("error", some)
 
 
+def test_values_of_any_length_are_counted() -> None:
+    """One of 32 KiB ended the job with an error about the length of its key."""
+    plan = plan_of(SCHEMA, ["n"], NoWindow(), [("approx_count_distinct", "s")])
+    backends = cluster_of(plan, 2)
+    rows = [{**some_rows(1, 1, 1, 0.0)[0], "s": "x" * n} for n in (0, 32_760, 100_000, 100_000)]
+    for i, backend in enumerate(backends):
+        update(backend, rows[i::2])
+    exchange(backends)
+    found = [row for b in backends for row in rows_of(b.trigger())]
+    assert [row["approx_count_distinct(s)"] for row in found] == [3]
+
+
 def test_a_variance_over_what_is_not_finite_is_nan() -> None:
     """As in Spark, also of one value: it was 0.0 then, and infinite of several."""
     plan = plan_of(SCHEMA, ["n"], NoWindow(), [("var_pop", "x"), ("stddev_samp", "x")])

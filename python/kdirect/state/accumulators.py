@@ -26,7 +26,7 @@ import pyarrow as pa
 from kdirect.errors import ConfigError, StateError
 from kdirect.state.accumulate import Kernel, average_decimals, estimate_distinct, order_doubles
 from kdirect.state.aggregates import Aggregate
-from kdirect.state.keys import KeyShape, gather
+from kdirect.state.keys import ANY_LENGTH, KeyShape, gather
 from kdirect.state.schema import arrow_type
 
 INT64_MAX, INT64_MIN = (1 << 63) - 1, -(1 << 63)
@@ -241,7 +241,8 @@ def input_of(
         array = array.dictionary_decode()
     valid, n = _valid_bytes(array), len(array)
     if form is Form.HASH:
-        return KeyShape([("value", array.type)]).encode([array], n, False).hashes(), valid
+        shape = KeyShape([("value", array.type)], longest=ANY_LENGTH)
+        return shape.encode([array], n, False).hashes(), valid
     if counted or not n:
         return np.zeros((n, form.words), np.int64), valid
     if form is Form.WIDE:

@@ -17,5 +17,6 @@ cdef class KeyShape:
     cdef readonly uint32_t fixed_words # of a key's columns that are not strings
     cdef readonly uint32_t strings
     cdef readonly uint32_t texts       # bit c: string c is UTF-8
+    cdef uint64_t _longest             # bytes of a key
     cdef list _columns
     cdef KeyBlock c_encode(self, list arrays, uint32_t n, bint hashed)

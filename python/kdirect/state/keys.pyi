@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+ANY_LENGTH: int
 NARROW: dict[pa.DataType, int]
 
 def gather(base: int, positions: np.ndarray, word: int) -> np.ndarray: ...
@@ -18,7 +19,9 @@ class KeyBlock:
     def hashes(self) -> np.ndarray: ...
 
 class KeyShape:
-    def __init__(self, fields: Sequence[tuple[str, Any]], nullable: bool = True) -> None: ...
+    def __init__(
+        self, fields: Sequence[tuple[str, Any]], nullable: bool = True, longest: int = 1 << 15
+    ) -> None: ...
     @property
     def names(self) -> tuple[str, ...]: ...
     @property

@@ -46,6 +46,8 @@ cdef enum:
     MOST_STRINGS = 16
     LONGEST_KEY = 1 << 15      # bytes: an entry has to fit into a page
 
+ANY_LENGTH = 1 << 40  # of keys that are only hashed
+
 cdef uint64_t NARROW_NULL = <uint64_t>1 << 40
 cdef uint64_t WIDE_NULL = <uint64_t>1 << 63
 cdef uint64_t FLOAT_NULL = <uint64_t>0x7FF8DEAD00000000
@@ -109,13 +111,14 @@ cdef class KeyShape:
     """The form of keys of the columns `fields`, [(name, Arrow type)].
 
     With `nullable` False a null is an error, and 64-bit columns need no word for it.  `words` is
-    the length of a key in words, 0 if it varies.
+    the length of a key in words, 0 if it varies.  No key may be longer than `longest` bytes.
     """
 
-    def __init__(self, fields, nullable=True):
+    def __init__(self, fields, nullable=True, longest=LONGEST_KEY):
         self.names = tuple(name for name, _ in fields)
         self.types = tuple(type_ for _, type_ in fields)
         self.nullable = nullable
+        self._longest = longest
         self._columns = [_Column(name, type_) for name, type_ in fields]
         strings = [c for c in self._columns if c.words == 0]
         self.strings = len(strings)
@@ -244,9 +247,9 @@ cdef class KeyShape:
         offset_array = np.zeros(n + 1, np.uint32)
         offsets = offset_array
         with nogil:
-            done = kd_string_offsets(s, c, self.fixed_words, n, LONGEST_KEY // 8, &offsets[0])
+            done = kd_string_offsets(s, c, self.fixed_words, n, self._longest // 8, &offsets[0])
         if done != n:
-            raise StateError(f"the key of row {done} has more than {LONGEST_KEY} bytes",
+            raise StateError(f"the key of row {done} has more than {self._longest} bytes",
                              hint="group by a shorter column, or by a hash of it")
         words = np.empty(max(1, offset_array[n]), np.uint64)
         out = words
