@@ -126,7 +126,7 @@ def described(block: Block, side: int) -> tuple[Any, ...]:
 
 def run_batch(plan: Plan, session: Any, ends: Mapping[Partition, int]) -> list[Any]:
     """The blocks that a batch of a job with one executor gives to its state."""
-    state = Given()
+    state: Any = Given()
     start = StartBatch(
         attempt=1, batch=0, ranges={tp: Range(0, end) for tp, end in ends.items()},
         clock=dict.fromkeys(ends, TIME_MIN), idle=frozenset(), closed_before=TIME_MIN,
@@ -134,7 +134,7 @@ def run_batch(plan: Plan, session: Any, ends: Mapping[Partition, int]) -> list[A
     )  # fmt: skip
     alone: Any = SimpleNamespace(senders={}, receivers={}, sources=[], wait=lambda ms: None)
     tools = Tools(
-        plan=plan, readers=1, state=state, exchange=alone, session=session,  # type: ignore[arg-type]
+        plan=plan, readers=1, state=state, exchange=alone, session=session,
         observer=Observer(), look=lambda: None, stepped=lambda: None, idle_wait_ms=1,
         mark=lambda phase, result: None, epoch_bytes=64 << 20,
         block_rows=ENGINE.resolve({})["block_rows"], leading=leader.begin(0, 1, ((0, VPARTS),)),
