@@ -7,8 +7,11 @@ import contextlib
 import os
 import signal
 import struct
+import subprocess
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -439,3 +442,51 @@ def test_the_device_of_open_device_serves_processes(peer_process: Peers) -> None
     assert peer.run("bytes(b.bytes[:8])") == struct.pack("=Q", 1000)
     a.domain.close()
     assert peer.run("b.send_cq.wait(5000)") is True
+
+
+INHERIT = """
+import gc, os, sys
+from kdirect.rdma.shm import ShmDevice
+from tests.rdma.conftest import End, completion, eventually, join
+
+def connected():
+    ends = End(ShmDevice()), End(ShmDevice())
+    join(*ends)
+    return ends
+
+kept = [connected() for _ in range(4)]
+devices = [end.device for ends in kept for end in ends]
+views = []
+if sys.argv[1] == "views":
+    views = [a.qp.view(b.address, 4096, b.rkey) for a, b in kept]
+for ends in kept:
+    for end in ends:
+        end.qp.close()
+eventually(lambda: not any(device._qps for device in devices))
+if sys.argv[1] == "domains":
+    for ends in kept:
+        for end in ends:
+            end.domain.close()
+child = os.fork()
+if child:
+    sys.exit(os.waitpid(child, 0)[1])
+new = [connected() for _ in range(4)]  # in the places of what is not here
+kept = ends = end = views = devices = None
+gc.collect()
+for a, b in new:
+    b.qp.post_recv(1)
+    a.qp.post_write_imm(1, a.region, 0, 8, b.address, b.rkey, 7)
+    assert completion(a.send_cq).ok and completion(b.recv_cq).ok
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("left", ["queue pairs", "domains", "views"])
+def test_what_a_child_inherits_may_go_while_it_works(left: str) -> None:
+    """What the parent had mapped is not mapped in a child made by fork: other memory may lie there,
+    and was unmapped with what the parent had closed and still referred to."""
+    root = Path(__file__).parents[2]
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", INHERIT, left], cwd=root, check=False
+    )
+    assert done.returncode == 0

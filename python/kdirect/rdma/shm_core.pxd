@@ -144,6 +144,7 @@ ctypedef struct kd_local:
 ctypedef struct kd_domain:
     uint32_t refs
     uint32_t forked
+    uint32_t forks          # `forks` when it was made: what was mapped then is not in a child
     int keys_fd
     uint32_t* keys          # the shared key table, mapped writable here
     kd_local* locals        # KD_KEYS of them
@@ -157,6 +158,7 @@ ctypedef struct kd_mapping:
     uint8_t* base
     uint32_t refs
     uint32_t writable
+    uint32_t forks          # as in kd_domain
     kd_mapping* next
 
 ctypedef struct kd_remote:

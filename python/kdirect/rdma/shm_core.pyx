@@ -80,6 +80,8 @@ pthread_mutex_init(&mappings_mutex, NULL)
 cdef bint registered = False
 cdef bint asymmetric = False
 cdef bint fences_forbidden = False
+# How many forks lie between this process and the first one.
+cdef uint32_t forks = 0
 
 
 cdef bint fences_register() noexcept nogil:
@@ -99,8 +101,9 @@ cdef void fences_forbid(bint forbidden) noexcept:
 cdef void forked_child() noexcept nogil:
     """In a forked child: the parent's mappings are not here (MADV_DONTFORK), its mutex may be
     taken."""
-    global registered
+    global registered, forks
     registered = False
+    forks += 1
     memset(mappings, 0, sizeof(mappings))
     pthread_mutex_init(&mappings_mutex, NULL)
 
@@ -127,6 +130,7 @@ cdef kd_domain* domain_new() noexcept:
     if d == NULL:
         return NULL
     d.refs = 1
+    d.forks = forks
     d.locals = <kd_local*> anonymous(KD_KEYS * sizeof(kd_local))
     d.keys_fd = memfd_create("kdirect-keys", MFD_CLOEXEC | MFD_ALLOW_SEALING)
     if d.locals != NULL and d.keys_fd >= 0 and ftruncate(d.keys_fd, KD_KEY_TABLE_BYTES) == 0 \
@@ -143,7 +147,7 @@ cdef kd_domain* domain_new() noexcept:
 cdef void domain_unref(kd_domain* d) noexcept nogil:
     if kd_add32(&d.refs, <uint32_t> -1) != 1:
         return
-    if d.keys != NULL and not d.forked:
+    if d.keys != NULL and d.forks == forks:
         munmap(d.keys, KD_KEY_TABLE_BYTES)
     if d.locals != NULL:
         munmap(d.locals, KD_KEYS * sizeof(kd_local))
@@ -199,6 +203,7 @@ cdef uint8_t* mapping_acquire(int fd, uint64_t position, uint64_t length, uint32
         m.start = start
         m.bytes = end - start
         m.base = <uint8_t*> p
+        m.forks = forks
         m.next = mappings[bucket]
         mappings[bucket] = m
     m.refs += 1
@@ -216,6 +221,8 @@ cdef void mapping_hold(kd_mapping* m) noexcept nogil:
 
 cdef void mapping_release(kd_mapping* m) noexcept nogil:
     cdef kd_mapping** link
+    if m.forks != forks:
+        return                  # the parent's, which is neither mapped nor listed here
     pthread_mutex_lock(&mappings_mutex)
     m.refs -= 1
     if m.refs == 0:
@@ -266,7 +273,7 @@ cdef void qp_unref(kd_qp* qp) noexcept nogil:
     queue pair and unmaps the pair memory."""
     if kd_add32(&qp.refs, <uint32_t> -1) != 1:
         return
-    if not qp.forked:
+    if qp.domain.forks == forks:
         link_forget_remotes(qp)
         if qp.pair != NULL:
             munmap(qp.pair, qp.pair_bytes)

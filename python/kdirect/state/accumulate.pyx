@@ -18,8 +18,8 @@ cdef extern from "accumulate_run.h" nogil:
 
 cdef extern from *:
     """
-    /* (low, high) of sum * 10^shift / count, rounded half away from zero; KD_LOST if it overflows or
-     * the sum has. */
+    /* (low, high) of sum * 10^shift / count, rounded half away from zero; KD_LOST if it overflows
+     * or the sum has. */
     static void kd_average_decimal(const uint64_t *state, uint64_t scale, uint64_t *out) {
         __int128 sum, count = (__int128)state[2], quotient, rest, x;
         memcpy(&sum, state, 16);
