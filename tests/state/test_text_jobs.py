@@ -112,7 +112,7 @@ def test_a_kill_in_a_job_of_strings_sets_and_full_joins(
             broker.bootstrap_servers,
             plan,
             [lambda b=batch: write(b) for batch in batches],
-            launcher=jobs.killing(step, 3, mark),
+            launcher=jobs.killing(step, 2 if step == "snapshot" else 3, mark),
             executors=2,
             epoch_bytes=4000,
             block_rows=100,
