@@ -80,6 +80,7 @@ WANTED = {
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # some 110 s of one core, on a machine that may be busy
 def test_schedules(seed: int) -> None:
     """Half of the seeds are the same in every run, so that enough of everything happens; the others
     are drawn by KDIRECT_SEED."""

@@ -237,6 +237,16 @@ def test_event_times_that_are_not_acceptable(
         read(over_shm, input_of(value_format, where=where, mode="FAILFAST"), latest_us=latest)
 
 
+def test_failfast_names_the_first_row_whatever_is_wrong_with_it(over_shm: Session) -> None:
+    """A value that did not decode was named before an event time at a lower offset."""
+    good, early = b'{"key":1,"time":5}', b'{"key":1,"time":-5}'
+    write(over_shm, [good, early, good, b"{", early])
+    with pytest.raises(BadValueError, match="offset 1: field time"):
+        read(over_shm, input_of("json", mode="FAILFAST"), columns=("key",))
+    _, source = read(over_shm, input_of("json"), columns=("key",))
+    assert [row.offset for row in source.dropped.samples] == [1, 3, 4]
+
+
 def test_a_null_event_time_is_counted(over_shm: Session) -> None:
     write(over_shm, [b'{"key":1,"time":5}', b'{"key":2}', b'{"key":3,"time":null}'])
     blocks, source = read(over_shm, input_of("json"), columns=("key",))

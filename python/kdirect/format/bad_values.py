@@ -62,10 +62,10 @@ class Dropped:
             self.samples.append(row)
 
     def merge(self, other: Dropped) -> None:
-        """Add what `other` counted."""
+        """Add what `other` counted, of the same partition."""
         for reason, count in other.counts.items():
             self.counts[reason] = self.counts.get(reason, 0) + count
-        self.samples += other.samples[: SAMPLES - len(self.samples)]
+        self.samples = sorted(self.samples + other.samples, key=lambda row: row.offset)[:SAMPLES]
 
     def clear(self) -> None:
         """Forget all of it."""

@@ -230,6 +230,7 @@ class TopicSource:
             if decoder.dropped.total:
                 self._note(decoder.dropped)
                 decoder.dropped.clear()
+                self._fail_fast()
             out = _Decoded(
                 dict(zip(names, found.fields)),
                 found.times_us,
@@ -278,6 +279,7 @@ class TopicSource:
                 time_us = _microseconds(columns[given.time], given.time_unit)
             out = _Decoded(columns, time_us, found.offsets, None, int(column.nbytes))
             self._drop_times(out)
+            self._fail_fast()
             if out.bounds is not None:
                 out.clock_us = out.bounds[1]
             if given.where is not None and len(out.offsets):
@@ -328,8 +330,12 @@ class TopicSource:
 
     def _note(self, dropped: Dropped) -> None:
         self.dropped.merge(dropped)
-        if self.input.mode == "FAILFAST" and dropped.first_error is not None:
-            raise error_of(self.tp, dropped.first_error)
+
+    def _fail_fast(self) -> None:
+        """In mode FAILFAST the first row that was dropped, for whatever reason, is an error."""
+        first = self.dropped.first_error
+        if self.input.mode == "FAILFAST" and first is not None:
+            raise error_of(self.tp, first)
 
     # -- blocks ------------------------------------------------------------------------------------
 
