@@ -260,6 +260,22 @@ def test_a_partition_that_refuses_for_now_fails_after_the_delivery_timeout(
     assert len(told) == 50 and all("NOT_ENOUGH_REPLICAS" in str(e) for e in told)
 
 
+def test_what_is_given_up_says_why_it_was_refused(broker, proxy, monkeypatch):
+    """Whoever gives up first at the end of the delivery timeout, `flush` or the path that sends:
+    it depended on that whether the error said so."""
+    create(broker)
+    refuse_for_now(proxy, monkeypatch)
+    settings = {"bootstrap.servers": proxy.bootstrap_servers, "transport": "tcp"}
+    told = []
+    with kdirect.Producer(settings) as producer:
+        for _ in range(3):
+            producer.produce("t", b"v", on_delivery=lambda e, m: told.append(e))
+        producer.poll(0.3)
+        producer._driver.expire(TopicPartition("t", 0))
+        producer.poll(0)
+    assert len(told) == 3 and all("NOT_ENOUGH_REPLICAS" in str(e) for e in told), told
+
+
 def test_columns_leave_though_nobody_calls_the_producer_again(broker):
     """Over TCP the first batch goes alone; those after it wait for its acknowledgement."""
     create(broker)

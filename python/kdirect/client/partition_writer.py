@@ -389,10 +389,11 @@ class PartitionWriter:
             return (Close(),)
         return ()
 
-    def overdue(self) -> DeliveryError:
-        """The error of requests whose delivery timeout is over."""
+    def overdue(self, refusal: KdirectError | None = None) -> DeliveryError:
+        """The error of requests whose delivery timeout is over, and which were refused before."""
+        why = "" if refusal is None else f"; refused before: {refusal.message}"
         return DeliveryError(
-            f"{self._name}: not delivered within {self._timeout_ms} ms",
+            f"{self._name}: not delivered within {self._timeout_ms} ms{why}",
             hint="the broker is down or overloaded; raise delivery.timeout.ms to wait longer",
             maybe_committed=True,
         )

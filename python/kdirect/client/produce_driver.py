@@ -359,7 +359,7 @@ class ProduceDriver:
         """Give up what is not answered of `tp`; it may have been committed all the same."""
         p = self._partitions.get(tp)
         if p is not None and p.in_flight:
-            self._take_back(p, p.writer.overdue())
+            self._take_back(p, p.overdue())
 
     def raise_errors(self) -> None:
         """Raise the first error of a request without a tag, if there is one; log the others."""
@@ -507,7 +507,7 @@ class ProduceDriver:
         ended and the next one has the rest."""
         writer, appender = p.writer, p.appender
         if writer.backlog and self._monotonic() >= writer.deadline:
-            self._take_back(p, writer.overdue())
+            self._take_back(p, p.overdue())
             return False
         while writer.backlog and appender is not None:
             data, records, tag = writer.backlog[0]

@@ -96,6 +96,11 @@ class RequestAppender:
         return self._appender.connected
 
     @property
+    def refusal(self) -> KdirectError | None:
+        """See `TcpAppender.refusal`."""
+        return self._appender.refusal
+
+    @property
     def unsent(self) -> bool:
         """See `TcpAppender.unsent`."""
         return self._appender.unsent

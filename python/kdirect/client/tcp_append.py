@@ -193,6 +193,12 @@ class TcpAppender:
         """Is there a batch that is to be sent, now or again, once the broker allows it?"""
         return any(a._pending is None for a in self._queue)
 
+    @property
+    def refusal(self) -> KdirectError | None:
+        """Why the broker has refused a batch since one was acknowledged, if that was the last
+        failure."""
+        return self._why if isinstance(self._why, BrokerError) else None
+
     def append(self, data: Any) -> int:
         """Write whole batches (one, as a rule) and wait: the base offset.  Errors as
         `Append.result`."""
@@ -333,7 +339,7 @@ class TcpAppender:
         overdue = first is not None and first is queue[0] and now >= first._deadline
         if overdue or (first is not None and now >= self._heard + self._cluster.timeout_ms / 1000):
             waited_ms = (now - self._heard) * 1000
-            refused = f"; refused before: {self._why}" if isinstance(self._why, BrokerError) else ""
+            refused = f"; refused before: {self._why}" if self.refusal else ""
             silent = TimedOutError(
                 f"no answer to an append to {self.topic_partition} within {waited_ms:.0f} ms"
                 f"{refused}",

@@ -10,7 +10,7 @@ from kdirect.client.broker_link import BrokerLink
 from kdirect.client.direct_append import DirectAppender
 from kdirect.client.partition_writer import PartitionWriter, State
 from kdirect.client.request_append import RequestAppender
-from kdirect.errors import BufferFullError
+from kdirect.errors import BufferFullError, DeliveryError
 from kdirect.model import TopicPartition
 
 
@@ -43,6 +43,14 @@ class WrittenPartition:
         if self._silence[:2] != (appender, acknowledged):
             self._silence = appender, acknowledged, now
         return now - self._silence[2] >= timeout_s
+
+    def overdue(self) -> DeliveryError:
+        """The error of requests whose delivery timeout is over; it says why the broker has refused
+        them, if it has."""
+        appender = self.appender
+        return self.writer.overdue(
+            appender.refusal if isinstance(appender, RequestAppender) else None
+        )
 
     @property
     def unsent(self) -> bool:
