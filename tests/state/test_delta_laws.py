@@ -431,8 +431,11 @@ def test_no_grouping_into_epochs_and_executors_shows(
     """Associative: one executor that reads all, and four that cut their rows anyhow."""
     plan, chance = PLANS[name], random.Random(seed)
     if isinstance(plan, AggregatePlan):
-        # A mean is no multiple of a quarter, so moments are so only nearly.
-        plan = replace(plan, aggregates=[a for a in plan.aggregates if a.kind not in MOMENTS])
+        # A mean is no multiple of a quarter, so moments are so only nearly; averages of uint64 are
+        # sums of doubles, which large integers are not exact in.
+        kept = [a for a in plan.aggregates if a.kind not in MOMENTS]
+        kept = [a for a in kept if (a.kind, a.column) != ("avg", "u")]
+        plan = replace(plan, aggregates=kept)
     one = in_turn(Work(plan, 1, [row._replace(executor=0) for row in rows], chance, exact=True))
     assert sorted(in_any_order(Work(plan, 4, rows, chance, exact=True), chance).rows) == sorted(
         one.rows
