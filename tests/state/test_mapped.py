@@ -96,6 +96,7 @@ def test_a_temporary_job_that_was_killed_goes_with_its_directory(
     mapped = opened.map_state(tmp_path / "memory")
     assert sweep(tmp_path / "memory") == []
     mapped.close()  # as the end of its process does
+    opened._lock.close()
     assert sweep(tmp_path / "memory") == [mapped.path]
     assert not opened.path.exists()
 
@@ -163,6 +164,23 @@ def test_the_last_process_of_a_job_that_cannot_come_back_removes_its_state(tmp_p
         assert (path / "state-0").exists()
         second.leave()
         assert path.exists() is not temporary
+
+
+def test_a_process_that_leaves_does_not_remove_the_directory_of_a_job_that_goes_on(
+    tmp_path: Path,
+) -> None:
+    """One that was stopped and replaced, and had mapped state of its own: it removed the temporary
+    directory under the job."""
+    opened = JobDirectory.open(None, {}, plan_hash="x")
+    mapped = MappedDirectory(tmp_path / "own")
+    mapped.belong(opened.owner)
+    mapped.leave()
+    assert opened.snapshots.is_dir()
+    again = MappedDirectory(tmp_path / "own")
+    again.belong(opened.owner)
+    opened._lock.close()  # as if its process had been killed
+    again.leave()
+    assert not opened.path.exists()
 
 
 def test_only_files_of_executors_are_removed(tmp_path: Path) -> None:

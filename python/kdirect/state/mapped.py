@@ -250,7 +250,8 @@ def _remove(path: Path) -> None:
 
 
 def _remove_temporary(owner: Owner) -> None:
-    """The directory of a job that was made for one start, which was killed."""
+    """The directory of a job that was made for one start, unless that goes on: a process of it that
+    was replaced may have had mapped state of its own."""
     path = Path(owner.directory)
     is_named = (
         path.name.startswith(TEMPORARY_PREFIX)
@@ -258,4 +259,5 @@ def _remove_temporary(owner: Owner) -> None:
     )
     with contextlib.suppress(OSError):
         if is_named and _is_own(path) and (path / IDENTITY).read_text().strip() == owner.identity:
-            shutil.rmtree(path, ignore_errors=True)
+            with contextlib.closing(FileLock(path / LOCK)):  # which its coordinator holds
+                shutil.rmtree(path, ignore_errors=True)
