@@ -487,6 +487,8 @@ def test_what_a_child_inherits_may_go_while_it_works(left: str) -> None:
     and was unmapped with what the parent had closed and still referred to."""
     root = Path(__file__).parents[2]
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", INHERIT, left], cwd=root, check=False
+        [sys.executable, "-W", "ignore", "-c", INHERIT, left],
+        env={**os.environ, "PYTHONPATH": str(root)},
+        check=False,
     )
     assert done.returncode == 0
