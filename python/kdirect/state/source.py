@@ -228,7 +228,7 @@ class TopicSource:
         for _ in self._reader.fillings(decoder):
             found = decoder.take_rows()
             if decoder.dropped.total:
-                self._note(decoder.dropped)
+                self.dropped.merge(decoder.dropped)
                 decoder.dropped.clear()
                 self._fail_fast()
             out = _Decoded(
@@ -271,7 +271,7 @@ class TopicSource:
             column = batch.column(value_at)
             found = values.decode(column, batch.column(offset_at))
             if values.dropped.total:
-                self._note(values.dropped)
+                self.dropped.merge(values.dropped)
                 values.dropped.clear()
             columns = dict(zip(wanted, found.columns))
             time_us = None
@@ -324,12 +324,9 @@ class TopicSource:
                 samples.append(BadRow(offset, reason, self.input.time or "", TIME_FAULTS[reason]))
             good = pc.invert(mask) if good is None else pc.and_not(good, mask)
         dropped.samples = sorted(samples, key=lambda row: row.offset)[:SAMPLES]
-        self._note(dropped)
+        self.dropped.merge(dropped)
         rows.keep(good)
         rows.bounds = _bounds(rows.time_us)
-
-    def _note(self, dropped: Dropped) -> None:
-        self.dropped.merge(dropped)
 
     def _fail_fast(self) -> None:
         """In mode FAILFAST the first row that was dropped, for whatever reason, is an error."""
