@@ -110,19 +110,30 @@ def test_an_exchange_that_cannot_be_made_leaves_nothing_open() -> None:
         return len(os.listdir("/proc/self/fd"))
 
     RdmaExchange(0, 3, provider="shm").close()
+    gc.collect()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # The limit is of a descriptor's number: those below the highest that earlier tests have given
+    # back would be taken first, and nothing would be refused.
+    highest = max(map(int, os.listdir("/proc/self/fd")))
+    filled = [os.dup(0)]
+    while filled[-1] < highest:
+        filled.append(os.dup(0))
     before, refused = descriptors(), 0
-    for more in range(2, 20):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (before + more, hard))
-        try:
-            RdmaExchange(0, 3, provider="shm").close()
-        except (OSError, RdmaError, TransportError):
-            refused += 1
-        finally:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        gc.collect()
-    assert refused > 5
-    assert descriptors() <= before
+    try:
+        for more in range(2, 20):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (filled[-1] + more, hard))
+            try:
+                RdmaExchange(0, 3, provider="shm").close()
+            except (OSError, RdmaError, TransportError):
+                refused += 1
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+            gc.collect()
+        assert refused > 5
+        assert descriptors() <= before
+    finally:
+        for fd in filled:
+            os.close(fd)
 
 
 def test_a_child_made_by_fork_keeps_no_channel_open(tcp_ends: list[TcpExchange]) -> None:
