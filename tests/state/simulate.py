@@ -32,7 +32,7 @@ from tests.state.topics import Row
 from tests.state.world import Bounds, World
 
 STEPS = 600
-HEALING = 60_000
+HEALING = 60_000  # steps without another batch handed out: what heals still makes progress
 TICK = 100  # microseconds; an idle partition is found after ten of them
 WINDOWS = (
     Tumbling(size_us=10 * TICK),
@@ -330,14 +330,16 @@ class Run:
             world.now += 200 * TICK * (round_ + 1)
             for rows in world.rows.values():
                 rows.append(Row(world.now, 0, 1))
-            for _ in range(HEALING):
-                if self.is_idle():
-                    break
+            batches, steps = len(world.taken), 0
+            while not self.is_idle():
+                if len(world.taken) > batches:
+                    batches, steps = len(world.taken), 0
+                steps += 1
+                if steps > HEALING:
+                    raise Broken(f"it does not heal: no batch after {batches}")
                 self.step()
                 if self.chance.random() < 0.01:
                     world.check_converges()
-            else:
-                raise Broken("it does not heal")
         self.check_all()
 
     def is_idle(self) -> bool:

@@ -290,7 +290,7 @@ class World:
         executor.kill(with_file=with_file)
 
     def cut(self, executor: Any) -> None:
-        """The connection of an executor breaks; its process notices, and begins again."""
+        """The connection of an executor breaks; both ends notice, and its process begins again."""
         if executor.link is not None:
             executor.link.executor_open = executor.link.coordinator_open = False
             executor.link.down.clear()
@@ -347,7 +347,7 @@ class World:
         for index, link in self.links.items():
             if link.up:
                 found.append(("hear", index))
-            elif not link.executor_open and link.coordinator_open:
+            elif not link.executor_open:
                 found.append(("lose", index))
         if self.pause is not None:
             found.append(("ends", None))
