@@ -571,6 +571,7 @@ METRICS: tuple[Metric, ...] = (
         "state",
         "Rows dropped: their event time is later than the wall clock and `max_ahead_us`.",
     ),
+    Metric("too_long", "rows", "state", "Rows dropped: longer than an entry of the state may be."),
     Metric("epochs", "epochs", "state", "Epochs that executors ended."),
     Metric("deltas", "deltas", "state", "Fragments of an epoch that had something to send."),
     Metric("sent_entries", "entries", "state", "Entries of keys in these deltas."),

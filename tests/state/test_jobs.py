@@ -22,6 +22,7 @@ from kdirect.errors import (
     ConfigError,
     KdirectError,
     StateDirectoryError,
+    StateError,
     StateLimitError,
     TransportError,
     UnknownTopicError,
@@ -319,6 +320,40 @@ def test_state_beyond_its_limit_is_an_error_that_names_it(
     jobs.write(session, jobs.events(seed, 200_000, keys=1 << 40), 2)
     with pytest.raises(StateLimitError, match=r"executor \d: .*state_limit"):
         run_all(broker, executors=2, state_limit=2 << 20)
+
+
+def test_a_job_whose_sum_overflowed_goes_on_where_it_may_wrap(
+    broker: Any, session: Session, tmp_path: Path
+) -> None:
+    """It had to begin anew, in another directory; what the error says to do was refused."""
+    session.admin.create_topic("sums", 1)
+    most = (1 << 63) - 1
+
+    def write(*numbers: int) -> None:
+        values = [b'{"n":%d}' % n for n in numbers]
+        with session.producer() as producer:
+            producer.send_arrow(pa.record_batch({"value": pa.array(values, pa.binary())}), "sums")
+            producer.flush()
+
+    def go_on(overflow: str) -> list[int]:
+        plan = AggregatePlan(
+            input=Input(topic="sums", schema="n int64", value_format="json"),
+            keys=(), window=NoWindow(), aggregates=(("sum", "n"),), overflow=overflow,
+        )  # fmt: skip
+        settings = {"executors": 2, "directory": tmp_path, "until": "latest"}
+        with run(plan, broker.bootstrap_servers, **settings) as job:
+            return [value for _, table in job for value in table.column(0).to_pylist()]
+
+    write(most - 5)
+    assert go_on("error") == [most - 5]
+    write(7)
+    with pytest.raises(StateError, match="overflow=wrap"):
+        go_on("error")
+    assert go_on("wrap") == [1 - (1 << 63)]
+    write(1)
+    with pytest.raises(StateDirectoryError, match="overflow differ"):
+        go_on("error")
+    assert go_on("wrap") == [2 - (1 << 63)]
 
 
 def test_a_job_at_its_limit_goes_on_with_a_larger_one(

@@ -25,6 +25,7 @@ class DropReason(Enum):
     NULL_TIME = "null_time"
     BEFORE_1970 = "before_1970"
     TOO_FAR_AHEAD = "too_far_ahead"
+    TOO_LONG = "too_long"  # for what is to be kept of it
 
 
 # What is wrong with an event time.

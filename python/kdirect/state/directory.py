@@ -390,7 +390,10 @@ def _check_job(root: Path, job: Mapping[str, Any]) -> None:
             hint="use the build that wrote it, or start a new job in an empty directory",
         )
     changed = sorted(name for name in wanted if found.get(name) != wanted[name])
-    if changed:
+    if changed == ["overflow"] and (found.get("overflow"), wanted["overflow"]) == ("error", "wrap"):
+        # Nothing has overflowed so far, or it was not committed.
+        write_atomically(path, json.dumps(wanted, indent=1, sort_keys=True).encode() + b"\n")
+    elif changed:
         raise StateDirectoryError(
             f"{root}: the directory belongs to another job: {', '.join(changed)} differ",
             hint="start a changed query in an empty directory",

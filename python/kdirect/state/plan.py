@@ -28,6 +28,7 @@ from kdirect.state.expressions import (
     expression_from_json,
     type_of,
 )
+from kdirect.state.row_limits import RowLimit, limits_of
 from kdirect.state.schema import Field
 from kdirect.state.strict import Members, canonical, parse, shown
 from kdirect.state.windows import (
@@ -301,6 +302,7 @@ class AggregatePlan:
             raise ConfigError(f"{what}: overflow {shown(self.overflow)} is not known",
                               hint="use error or wrap")  # fmt: skip
         _check_names(what, [field.name for field in self.output])
+        self.row_limits()
 
     @property
     def inputs(self) -> tuple[Input, ...]:
@@ -336,6 +338,16 @@ class AggregatePlan:
     def columns_decoded(self, side: int = 0) -> tuple[str, ...]:
         """Columns that the state is given: what it keeps has the keys."""
         return self.columns_kept(side)
+
+    def row_limits(self, side: int = 0) -> tuple[RowLimit, ...]:
+        """How long the keys and values of a row may be."""
+        kinds = self.input.types
+        used = [(a.kept_as(kinds), a.column) for a in self.aggregates if a.column is not None]
+        # Where there is a list, rows are kept, with what every aggregate takes.
+        rows = any(how == "list" for how, _ in used)
+        kept = [name for _, name in used] if rows else []
+        alone = [name for how, name in used if how in ("text", "set")]
+        return limits_of(kinds, key=self.keys, kept=kept, alone=alone)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -402,6 +414,8 @@ class JoinPlan:
         self._check_join_keys(what)
         put(self, "columns", self._columns(what))
         _check_names(what, [field.name for field in self.output])
+        for side in (0, 1):
+            self.row_limits(side)
 
     def _check_join_keys(self, what: str) -> None:
         _check_keys(f"{what}: left", self.left_keys, self.left.types)
@@ -480,6 +494,12 @@ class JoinPlan:
         """Columns that the state is given: keys, and what it keeps."""
         return _ordered(self.inputs[side], {*self.keys_of(side), *self.columns_kept(side)})
 
+    def row_limits(self, side: int) -> tuple[RowLimit, ...]:
+        """How long the keys of a row, and what is kept of it, may be."""
+        return limits_of(
+            self.inputs[side].types, key=self.keys_of(side), kept=self.columns_kept(side)
+        )
+
     def to_json(self) -> dict[str, Any]:
         return {
             "version": VERSION,
@@ -542,9 +562,11 @@ def _check_names(what: str, names: list[str]) -> None:
 
 def identity_of(plan: Plan) -> dict[str, Any]:
     """The plan as JSON, without what may change from one start of a job to the next: the mode of
-    its inputs.  What a job in mode FAILFAST has committed had no bad row, so in mode PERMISSIVE it
-    goes on as if it had always been in that mode."""
+    its inputs, and what overflow does.  What a job in mode FAILFAST has committed had no bad row,
+    so in mode PERMISSIVE it goes on as if it had always been in that mode; likewise from
+    ``overflow=error`` to ``wrap``.  (That it does not go back the directory of the job sees to.)"""
     found = plan.to_json()
+    found.pop("overflow", None)
     for name in ("input", "left", "right"):
         if name in found:
             found[name] = {key: value for key, value in found[name].items() if key != "mode"}

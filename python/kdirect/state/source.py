@@ -9,7 +9,8 @@ thread, and never loops over records.
 For every record, in this order: a value that is null or does not decode gives no row; a row whose
 event time is null, before 1970 or too far ahead is dropped; every other row advances the clock of
 the block; `where` is applied.  In mode FAILFAST a value that does not decode and a time that is not
-acceptable are errors; a null value (a tombstone) is counted and is none.
+acceptable are errors; a null value (a tombstone) is counted and is none.  Then rows whose keys or
+values are longer than the state keeps are dropped, or are errors.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from kdirect.format.typed_values import ArrowValues, JsonValues
 from kdirect.model import TopicPartition
 from kdirect.state.expressions import Call, Column, Expression, Literal, columns_of, matches
 from kdirect.state.plan import Input, Plan
+from kdirect.state.row_limits import RowLimit
 
 log = logging.getLogger("kdirect.state")
 
@@ -92,8 +94,9 @@ class TopicSource:
 
     `columns`: which ones the blocks have (the plan's `columns_decoded`); those of `where` and the
     event time are decoded in addition where they are needed.  `latest_us`: event times after it are
-    too far ahead (the wall clock of the batch plus max_ahead_us).  One thread; use it as a context
-    manager, or `close` it: then what READs the partition serves the next source of it.
+    too far ahead (the wall clock of the batch plus max_ahead_us).  `limits`: how long the columns
+    may be (the plan's `row_limits`).  One thread; use it as a context manager, or `close` it: then
+    what READs the partition serves the next source of it.
 
     Raises from `blocks` what a `Reader` raises, and BadValueError in mode FAILFAST."""
 
@@ -107,6 +110,7 @@ class TopicSource:
         *,
         columns: Sequence[str],
         latest_us: int | None = None,
+        limits: Sequence[RowLimit] = (),
         block_rows: int = BLOCK_ROWS,
         timeout_ms: int | None = None,
     ) -> None:
@@ -128,6 +132,7 @@ class TopicSource:
         self._next_offset = start_offset
         self._session = session
         self._columns = tuple(columns)
+        self._limits = tuple(limits)
         self._latest_us = LATEST_US if latest_us is None else min(latest_us, LATEST_US)
         self._block_rows = block_rows
         self._reader: Reader = session.reader(tp, start_offset, stop_offset, timeout_ms=timeout_ms)
@@ -156,6 +161,7 @@ class TopicSource:
             stop_offset,
             columns=plan.columns_decoded(side),
             latest_us=now_us + given.max_ahead_us,
+            limits=plan.row_limits(side),
             block_rows=block_rows,
         )
 
@@ -284,6 +290,7 @@ class TopicSource:
                 out.clock_us = out.bounds[1]
             if given.where is not None and len(out.offsets):
                 out.keep(self._matches(given.where, out))
+            self._drop_long(out)
             yield out
 
     def _matches(self, where: Expression, rows: _Decoded) -> pa.Array:
@@ -327,6 +334,24 @@ class TopicSource:
         self.dropped.merge(dropped)
         rows.keep(good)
         rows.bounds = _bounds(rows.time_us)
+
+    def _drop_long(self, rows: _Decoded) -> None:
+        """Drop the rows that the state cannot hold.  Fixed values have no column that may vary."""
+        for limit in self._limits:
+            mask = limit.too_long(rows.columns) if len(rows.offsets) else None
+            if mask is None:
+                continue
+            offsets = pc.filter(rows.offsets, mask)
+            samples = offsets[:SAMPLES].to_pylist()
+            found = Dropped()
+            found.add(
+                DropReason.TOO_LONG,
+                len(offsets),
+                [BadRow(n, DropReason.TOO_LONG, limit.what, limit.why()) for n in samples],
+            )
+            self.dropped.merge(found)
+            self._fail_fast()
+            rows.keep(pc.invert(mask))
 
     def _fail_fast(self) -> None:
         """In mode FAILFAST the first row that was dropped, for whatever reason, is an error."""

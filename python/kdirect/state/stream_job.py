@@ -128,7 +128,7 @@ class StateJob:
         self._source = dict(source)
         try:
             self._session = connect(source)
-            job_file = {"plan": identity_of(plan)}
+            job_file = {"plan": identity_of(plan), "overflow": getattr(plan, "overflow", None)}
             self._directory = JobDirectory.open(directory, job_file, plan_hash=plan.hash)
             self._mapped = self._directory.map_state(options["state_memory"])
             self._server = self._coordinator(

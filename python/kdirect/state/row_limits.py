@@ -1,0 +1,77 @@
+"""How long the keys and values of a row may be: an entry of the state has to fit into a page.
+
+A page of 64 KiB takes the longest key and the longest values together.  What the kernels hold to
+(`keys.pyx`, `rows.pyx`, `texts.pyx`) depends on nulls and padding; the limit here is a little
+below, so that a row that passes it is never too long for them, and one that does not is a bad row
+like any other.  Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kdirect.errors import ConfigError
+from kdirect.state.schema import width_of
+
+MOST_BYTES = 32_000  # of a row's key, and of what is kept of it
+COLUMN_BYTES = 16  # that a column takes at least: a decimal; of a string, its length and padding
+ROW_BYTES = 32  # lengths and nulls
+
+
+@dataclass(frozen=True, slots=True)
+class RowLimit:
+    """The values of these string and binary columns of a row may have `most` bytes together.
+    `what` names them in messages."""
+
+    columns: tuple[str, ...]
+    most: int
+    what: str
+
+    def too_long(self, columns: Mapping[str, pa.Array]) -> pa.Array | None:
+        """Which rows have more, or None if none has."""
+        lengths = [pc.binary_length(columns[name]) for name in self.columns]
+        if sum(pc.max(each).as_py() or 0 for each in lengths) <= self.most:
+            return None
+        total = pc.cast(pc.fill_null(lengths[0], 0), pa.int64())
+        for each in lengths[1:]:
+            total = pc.add(total, pc.cast(pc.fill_null(each, 0), pa.int64()))
+        found = pc.greater(total, self.most)
+        return found if pc.any(found).as_py() else None
+
+    def why(self) -> str:
+        """What is wrong with such a row."""
+        return f"more than the {self.most} bytes that a row may have there"
+
+
+def limits_of(
+    kinds: Mapping[str, str],
+    *,
+    key: Iterable[str],
+    kept: Iterable[str] = (),
+    alone: Iterable[str] = (),
+) -> tuple[RowLimit, ...]:
+    """The limits of rows whose columns are of these types: of the columns of the key together, of
+    those that are kept of each row together, and of those whose values lie alone.
+
+    Raises ConfigError where columns of a fixed width are too wide, whatever is in them."""
+    found = [_together(key, kinds, "the key"), _together(kept, kinds, "the columns that are kept")]
+    for name in dict.fromkeys(alone):
+        if width_of(kinds[name]) is None:
+            found.append(RowLimit((name,), MOST_BYTES, name))
+    return tuple(limit for limit in found if limit.columns)
+
+
+def _together(names: Iterable[str], kinds: Mapping[str, str], what: str) -> RowLimit:
+    widths = {name: width_of(kinds[name]) for name in names}
+    free = tuple(name for name, width in widths.items() if width is None)
+    taken = ROW_BYTES + sum(max(COLUMN_BYTES, width or 0) for width in widths.values())
+    if taken > MOST_BYTES:
+        raise ConfigError(
+            f"{what}: columns of a fixed width have {taken} bytes in all",
+            hint=f"{MOST_BYTES} bytes are the most: take fewer or narrower columns",
+        )
+    return RowLimit(free, MOST_BYTES - taken, ", ".join(free))

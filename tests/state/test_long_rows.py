@@ -1,0 +1,167 @@
+"""Rows whose keys or values are longer than an entry of the state: bad rows, like any others; and
+rows exactly as long as they may be, which go through every kind of state."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import kdirect
+from kdirect.client.session import Session
+from kdirect.errors import ConfigError, KdirectError
+from kdirect.state import AggregatePlan, Input, JoinPlan, NoWindow, Tumbling, column, run
+from kdirect.state import Session as SessionWindow
+from kdirect.state.plan import Plan
+
+SECOND = 1_000_000
+SCHEMA = "k string, n int64, at int64, v string, w string"
+
+
+@pytest.fixture
+def session(broker: Any) -> Iterator[Session]:
+    with kdirect.connect(broker.bootstrap_servers) as session:
+        yield session
+
+
+WINDOWS = {
+    "tumbling": Tumbling(size_us=100 * SECOND),
+    "session": SessionWindow(gap_us=SECOND),
+    "none": NoWindow(),
+}
+
+
+def input_of(topic: str = "t", **settings: Any) -> Input:
+    return Input(topic=topic, schema=SCHEMA, value_format="json", time="at", delay_us=0, **settings)
+
+
+def counted(window: str, *aggregates: Any, **settings: Any) -> AggregatePlan:
+    return AggregatePlan(
+        input=input_of(**settings), keys=("k", "n"), window=WINDOWS[window],
+        aggregates=("count", *aggregates),
+    )  # fmt: skip
+
+
+def joined(window: str) -> JoinPlan:
+    sides = [input_of(topic) for topic in ("t", "right")]
+    return JoinPlan(
+        left=sides[0], right=sides[1], left_keys=("k",), right_keys=("k",), how="left",
+        window=WINDOWS[window], columns=[(0, "v", "v"), (0, "w", "w")],
+    )  # fmt: skip
+
+
+PLANS: dict[str, Plan] = {
+    **{f"count {w}": counted(w) for w in ("tumbling", "session")},
+    **{f"last {w}": counted(w, ("last", "v"), ("max", "w")) for w in ("none", "session")},
+    "set tumbling": counted("tumbling", ("collect_set", "v")),
+    **{f"list {w}": counted(w, ("collect_list", "v")) for w in ("tumbling", "session")},
+    "join session": joined("session"),
+}
+
+
+def write(session: Session, topic: str, rows: list[dict]) -> None:
+    session.admin.create_topic(topic, 2)
+    with session.producer() as producer:
+        values = [json.dumps(row).encode() for row in rows]
+        for partition in (0, 1):
+            to = pa.array([partition] * len(values), pa.int32())
+            producer.send_arrow(
+                pa.record_batch({"value": pa.array(values, pa.binary()), "partition": to}), topic
+            )
+        producer.flush()
+
+
+def rows_of(plan: Plan) -> tuple[list[dict], list[str]]:
+    """Short rows, one as long as each limit allows, and one a byte longer, with its columns."""
+    good = [
+        {"k": f"k{i}", "n": i, "at": SECOND * (i + 1), "v": f"v{i}", "w": None} for i in range(8)
+    ]
+    bad, columns = [], []
+    for limit in plan.row_limits(0):
+        for longer in (0, 1):
+            row = {"k": "k", "n": 100 + len(good), "at": 5 * SECOND, "v": "v", "w": "w"}
+            each, rest = divmod(limit.most + longer, len(limit.columns))
+            for name in limit.columns:
+                row[name] = chr(ord("a") + len(bad)) * (each + rest)
+                rest = 0
+            if longer:
+                bad.append(row)
+                columns.append(limit.what)
+            else:
+                good.append(row)
+    end = {"k": "end", "n": 0, "at": 1000 * SECOND, "v": "", "w": ""}
+    return [*good, *bad, end], columns
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_rows_that_are_too_long_are_bad_rows(broker: Any, session: Session, name: str) -> None:
+    plan = PLANS[name]
+    rows, columns = rows_of(plan)
+    write(session, "t", rows)
+    if isinstance(plan, JoinPlan):
+        write(session, "right", [rows[-1]])
+    with run(plan, broker.bootstrap_servers, executors=2, until="latest") as job:
+        found = [row for _, table in job for row in table.to_pylist()]
+        counts, bad_rows = job.counts, job.bad_rows
+    good = rows[: -1 - len(columns)]
+    assert counts["too_long"] == 2 * len(columns)
+    assert counts["late"] == 0
+    first = len(good)
+    assert sorted(bad_rows) == sorted(
+        f"t-{partition} offset {first + i}: field {what}: more than the {limit.most} bytes that a"
+        " row may have there"
+        for partition in (0, 1)
+        for i, (what, limit) in enumerate(zip(columns, plan.row_limits(0)))
+    )
+    if isinstance(plan, JoinPlan):
+        assert sorted(row["v"] for row in found if row["v"]) == sorted(r["v"] for r in good * 2)
+        return
+    kept = [row for row in found if row["k"] != "end"]
+    keys = {(row["k"], row["n"]) for row in good}
+    assert {(row["k"], row["n"]) for row in kept} == keys
+    assert sum(row["count"] for row in kept) == 2 * len(good)
+    for number, aggregate in enumerate(
+        plan.aggregates[1:], len(kept[0]) - len(plan.aggregates) + 1
+    ):
+        values = [list(row.values())[number] for row in kept]
+        flat = {v for value in values for v in (value if isinstance(value, list) else [value])}
+        longest = max(len(row[aggregate.column] or "") for row in good)
+        assert max(len(v) for v in flat if v is not None) == longest
+
+
+def test_failfast_names_the_row(broker: Any, session: Session) -> None:
+    plan = counted("tumbling", mode="FAILFAST")
+    rows, _ = rows_of(plan)
+    write(session, "t", rows)
+    says = r"t-[01] offset 9: field k: more than the 31\d\d\d bytes"
+    with (
+        pytest.raises(KdirectError, match=says),
+        run(plan, broker.bootstrap_servers, executors=2, until="latest") as job,
+    ):
+        list(job)
+
+
+def test_a_condition_comes_first(broker: Any, session: Session) -> None:
+    """A row that nobody wants is not bad."""
+    plan = counted("tumbling", mode="FAILFAST", where=column("v").differs("v"))
+    rows, _ = rows_of(plan)
+    write(session, "t", rows)
+    with run(plan, broker.bootstrap_servers, executors=2, until="latest") as job:
+        assert sum(row["count"] for _, table in job for row in table.to_pylist()) == 16
+        assert job.counts["too_long"] == 0
+
+
+def test_columns_that_are_too_wide_by_themselves_are_refused_at_once() -> None:
+    wide = Input(topic="t", schema="a binary[20000], b binary[20000], at int64", time="at",
+                 value_format="arrow", delay_us=0)  # fmt: skip
+    with pytest.raises(ConfigError, match="the key: columns of a fixed width have 40032 bytes"):
+        AggregatePlan(input=wide, keys=("a", "b"), window=NoWindow(), aggregates=("count",))
+    AggregatePlan(input=wide, keys=("a",), window=NoWindow(), aggregates=("count",))
+    with pytest.raises(ConfigError, match="the columns that are kept: columns of a fixed width"):
+        AggregatePlan(
+            input=wide, keys=("at",), window=Tumbling(size_us=1),
+            aggregates=(("collect_list", "a"), ("collect_list", "b")),
+        )  # fmt: skip
