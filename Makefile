@@ -105,6 +105,12 @@ slash-jobs: install ## Run jobs of a family of plans and inputs over a broker, a
 	PYTHONPATH=$(CURDIR) $(BIN)/python -m tests.state.killed_jobs \
 		--first $(or $(SEED),0) --examples $$(( ($(or $(COUNT),200) + 3) / 4 ))
 
+.PHONY: slash-laws
+slash-laws: install ## Test the laws of the delta protocol, with every kind of state, on many
+## examples a plan and law; COUNT=1000, SEED=0
+	KDIRECT_EXAMPLES=$(or $(COUNT),1000) $(BIN)/pytest -p no:cacheprovider \
+		--hypothesis-seed=$(or $(SEED),0) tests/state/test_delta_laws.py $(ARGS)
+
 SANITIZED := build/sanitized
 SANITIZERS := address,undefined
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import datetime
 import math
+import os
 import random
 from collections import Counter, deque
 from collections.abc import Sequence
@@ -54,6 +55,7 @@ from tests.state.state_model import page_memory
 
 pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")  # values may be infinite
 
+EXAMPLES = int(os.environ.get("KDIRECT_EXAMPLES") or 15)  # of each law and plan
 LEADER = 0
 ATTEMPT = 5
 CLOSES = (12, 1 << 40)  # after each of two batches
@@ -411,7 +413,7 @@ def test_the_plans_have_every_kind_of_cell() -> None:
 
 
 @pytest.mark.parametrize("name", PLANS)
-@settings(max_examples=15)
+@settings(max_examples=EXAMPLES)
 @given(rows=drawn(3), seed=st.integers(0, 1 << 30))
 def test_no_order_of_arrival_and_nothing_that_comes_twice_shows(
     name: str, rows: list[Given], seed: int
@@ -423,7 +425,7 @@ def test_no_order_of_arrival_and_nothing_that_comes_twice_shows(
 
 
 @pytest.mark.parametrize("name", PLANS)
-@settings(max_examples=15)
+@settings(max_examples=EXAMPLES)
 @given(rows=drawn(4), seed=st.integers(0, 1 << 30))
 def test_no_grouping_into_epochs_and_executors_shows(
     name: str, rows: list[Given], seed: int
