@@ -15,6 +15,7 @@ from kdirect.client.session import Session
 from kdirect.errors import ConfigError, KdirectError
 from kdirect.state import AggregatePlan, Input, JoinPlan, NoWindow, Tumbling, column, run
 from kdirect.state import Session as SessionWindow
+from kdirect.state.aggregates import Aggregate
 from kdirect.state.plan import Plan
 
 SECOND = 1_000_000
@@ -165,3 +166,58 @@ def test_columns_that_are_too_wide_by_themselves_are_refused_at_once() -> None:
             input=wide, keys=("at",), window=Tumbling(size_us=1),
             aggregates=(("collect_list", "a"), ("collect_list", "b")),
         )  # fmt: skip
+
+
+BESIDES = tuple(
+    Aggregate(kind=kind, column=column, name=f"{kind} {column} {i}")
+    for i in range(10)
+    for kind in ("first", "last", "stddev_samp", "avg")
+    for column in ("n", "at")
+)
+REGISTERS = Aggregate(kind="approx_count_distinct", column="v", precision_bits=12)
+SMALL_PAGES = {
+    **{
+        f"registers {w}": (counted(w, REGISTERS, ("last", "v")), 65536)
+        for w in ("tumbling", "session")
+    },
+    "many cells": (counted("session", ("last", "v"), *BESIDES), 65536),
+    **{f"count {w}": (counted(w), 8192) for w in ("tumbling", "session")},
+    "last": (counted("none", ("last", "v"), ("max", "w")), 8192),
+    "list": (counted("tumbling", ("collect_list", "v")), 8192),
+    "join": (joined("session"), 8192),
+}
+
+
+@pytest.mark.parametrize("name", SMALL_PAGES)
+def test_rows_are_no_longer_than_a_page_and_the_other_states_leave_room_for(
+    broker: Any, session: Session, name: str
+) -> None:
+    """Such a job ended with an error where the key was another executor's."""
+    plan, page_bytes = SMALL_PAGES[name]
+    good, bad = [], []
+    for letter in "abcdefgh":
+        row = {"k": "k", "n": 1, "at": 5 * SECOND, "v": "v", "w": "w"}
+        for limit in plan.row_limits(0, page_bytes):
+            each, rest = divmod(limit.most, len(limit.columns))
+            for column_name in limit.columns:
+                row[column_name] = letter * (each + rest)
+                rest = 0
+        good.append(row)
+        bad.append({**row, "k": row["k"] + letter})
+    end = {"k": "end", "n": 0, "at": 1000 * SECOND, "v": "", "w": ""}
+    write(session, "t", [*good, *bad, end])
+    if isinstance(plan, JoinPlan):
+        write(session, "right", [end])
+    settings = {"executors": 2, "until": "latest", "slot_bytes": page_bytes}
+    with run(plan, broker.bootstrap_servers, **settings) as job:
+        found = [row for _, table in job for row in table.to_pylist()]
+        assert job.counts["too_long"] == 2 * len(bad)
+    if not isinstance(plan, JoinPlan):
+        assert {row["k"] for row in found} - {"end"} == {row["k"] for row in good}
+    else:
+        assert sorted(row["v"] for row in found if row["v"]) == sorted(r["v"] for r in good * 2)
+
+
+def test_a_page_of_64_kib_takes_the_longest_key_and_value() -> None:
+    for plan in PLANS.values():
+        assert plan.row_limits(0, 65536) == plan.row_limits(0)

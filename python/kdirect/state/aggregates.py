@@ -105,6 +105,11 @@ class Aggregate:
             return "text"
         return KINDS[self.kind].kept_as
 
+    @property
+    def most_state_bytes(self) -> int:
+        """Bytes of its state in an entry of a delta, at most, without the bytes of a text."""
+        return 32 + (1 << self.precision_bits if self.kind == "approx_count_distinct" else 0)
+
     def result_type(self, kinds: Mapping[str, str]) -> str:
         """The type of the result over columns of these types.  Raises ConfigError if the column is
         not there or of a type that this kind does not take."""

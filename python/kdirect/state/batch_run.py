@@ -97,6 +97,7 @@ class Tools:
     leading: leader.Leading
     # By peer: the number of the first buffer of the epoch that comes from it.
     begins: dict[int, int] = field(default_factory=dict)
+    page_bytes: int | None = None  # of deltas, which a row has to fit into
 
 
 @dataclass(slots=True)
@@ -213,6 +214,7 @@ class BatchRun:
                 whole.end,
                 now_us=self._start.now_us,
                 block_rows=self._tools.block_rows,
+                page_bytes=self._tools.page_bytes,
             )
             self._sources[tp] = source
             self._blocks[tp] = source.blocks()

@@ -333,6 +333,7 @@ class Executor:
             epoch_bytes=options["epoch_bytes"],
             block_rows=options["block_rows"],
             leading=leader.begin(settings.executor, welcome.attempt, welcome.vparts),
+            page_bytes=settings.slot_bytes,
         )
         self._restored = not welcome.cold
         self._exchange.listen(welcome.addresses)

@@ -339,15 +339,18 @@ class AggregatePlan:
         """Columns that the state is given: what it keeps has the keys."""
         return self.columns_kept(side)
 
-    def row_limits(self, side: int = 0) -> tuple[RowLimit, ...]:
-        """How long the keys and values of a row may be."""
+    def row_limits(self, side: int = 0, page_bytes: int | None = None) -> tuple[RowLimit, ...]:
+        """How long the keys and values of a row may be, where deltas have pages of this size."""
         kinds = self.input.types
         used = [(a.kept_as(kinds), a.column) for a in self.aggregates if a.column is not None]
         # Where there is a list, rows are kept, with what every aggregate takes.
         rows = any(how == "list" for how, _ in used)
         kept = [name for _, name in used] if rows else []
         alone = [name for how, name in used if how in ("text", "set")]
-        return limits_of(kinds, key=self.keys, kept=kept, alone=alone)
+        states = 0 if rows else sum(a.most_state_bytes for a in self.aggregates)
+        return limits_of(
+            kinds, key=self.keys, kept=kept, alone=alone, states=states, page_bytes=page_bytes
+        )
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -494,10 +497,14 @@ class JoinPlan:
         """Columns that the state is given: keys, and what it keeps."""
         return _ordered(self.inputs[side], {*self.keys_of(side), *self.columns_kept(side)})
 
-    def row_limits(self, side: int) -> tuple[RowLimit, ...]:
-        """How long the keys of a row, and what is kept of it, may be."""
+    def row_limits(self, side: int, page_bytes: int | None = None) -> tuple[RowLimit, ...]:
+        """How long the keys of a row, and what is kept of it, may be, where deltas have pages of
+        this size."""
         return limits_of(
-            self.inputs[side].types, key=self.keys_of(side), kept=self.columns_kept(side)
+            self.inputs[side].types,
+            key=self.keys_of(side),
+            kept=self.columns_kept(side),
+            page_bytes=page_bytes,
         )
 
     def to_json(self) -> dict[str, Any]:

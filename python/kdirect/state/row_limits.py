@@ -1,9 +1,10 @@
 """How long the keys and values of a row may be: an entry of the state has to fit into a page.
 
-A page of 64 KiB takes the longest key and the longest values together.  What the kernels hold to
-(`keys.pyx`, `rows.pyx`, `texts.pyx`) depends on nulls and padding; the limit here is a little
-below, so that a row that passes it is never too long for them, and one that does not is a bad row
-like any other.  Pure.
+A page of 64 KiB takes the longest key and the longest values together, unless the group has large
+states besides; then, and in smaller pages, keys and values share what is left.  What the kernels
+hold to (`keys.pyx`, `rows.pyx`, `texts.pyx`) depends on nulls and padding; the limit here is a
+little below, so that a row that passes it is never too long for them, and one that does not is a
+bad row like any other.  Pure.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from kdirect.state.schema import width_of
 MOST_BYTES = 32_000  # of a row's key, and of what is kept of it
 COLUMN_BYTES = 16  # that a column takes at least: a decimal; of a string, its length and padding
 ROW_BYTES = 32  # lengths and nulls
+PAGE_BYTES = 768  # of a page: its header and footer, and what padding takes at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,19 +55,41 @@ def limits_of(
     key: Iterable[str],
     kept: Iterable[str] = (),
     alone: Iterable[str] = (),
+    states: int = 0,
+    page_bytes: int | None = None,
 ) -> tuple[RowLimit, ...]:
     """The limits of rows whose columns are of these types: of the columns of the key together, of
-    those that are kept of each row together, and of those whose values lie alone.
+    those that are kept of each row together, and of those whose values lie alone.  An entry, which
+    has `states` bytes of other states too, goes into a page of `page_bytes` (None: of any size).
 
     Raises ConfigError where columns of a fixed width are too wide, whatever is in them."""
-    found = [_together(key, kinds, "the key"), _together(kept, kinds, "the columns that are kept")]
-    for name in dict.fromkeys(alone):
-        if width_of(kinds[name]) is None:
-            found.append(RowLimit((name,), MOST_BYTES, name))
+    free_key, most_key, taken_key = _together(key, kinds, "the key")
+    free_kept, most_kept, taken_kept = _together(kept, kinds, "the columns that are kept")
+    widths = {name: width_of(kinds[name]) for name in alone}
+    free_alone = [name for name, width in widths.items() if width is None]
+    most_alone = MOST_BYTES
+    spare = (page_bytes or 0) - PAGE_BYTES - states - taken_key - taken_kept
+    wide = max((width or 0 for width in widths.values()), default=0)
+    # A page that is too small for columns of a fixed width is the kernels' error.
+    if page_bytes is not None and spare > wide:
+        of_key = 0
+        if free_key:
+            of_key = min(spare // 2 if free_kept or free_alone else spare, spare - wide)
+        most_key = min(most_key, of_key)
+        most_kept, most_alone = min(most_kept, spare - of_key), min(most_alone, spare - of_key)
+    found = [_limit(free_key, most_key), _limit(free_kept, most_kept)]
+    found += [_limit((name,), most_alone) for name in free_alone]
     return tuple(limit for limit in found if limit.columns)
 
 
-def _together(names: Iterable[str], kinds: Mapping[str, str], what: str) -> RowLimit:
+def _limit(columns: tuple[str, ...], most: int) -> RowLimit:
+    return RowLimit(columns, most, ", ".join(columns))
+
+
+def _together(
+    names: Iterable[str], kinds: Mapping[str, str], what: str
+) -> tuple[tuple[str, ...], int, int]:
+    """Columns whose width is free, the bytes that they may have together, and those of the rest."""
     widths = {name: width_of(kinds[name]) for name in names}
     free = tuple(name for name, width in widths.items() if width is None)
     taken = ROW_BYTES + sum(max(COLUMN_BYTES, width or 0) for width in widths.values())
@@ -74,4 +98,4 @@ def _together(names: Iterable[str], kinds: Mapping[str, str], what: str) -> RowL
             f"{what}: columns of a fixed width have {taken} bytes in all",
             hint=f"{MOST_BYTES} bytes are the most: take fewer or narrower columns",
         )
-    return RowLimit(free, MOST_BYTES - taken, ", ".join(free))
+    return free, MOST_BYTES - taken, taken

@@ -149,9 +149,11 @@ class TopicSource:
         *,
         now_us: int,
         block_rows: int = BLOCK_ROWS,
+        page_bytes: int | None = None,
     ) -> TopicSource:
         """What a batch of the plan reads of a partition of its input number `side`; `now_us` is the
-        wall clock of the batch.  Benchmarks of reading read by this, too."""
+        wall clock of the batch, and `page_bytes` the size of the pages of deltas.  Benchmarks of
+        reading read by this, too."""
         given = plan.inputs[side]
         return cls(
             session,
@@ -161,7 +163,7 @@ class TopicSource:
             stop_offset,
             columns=plan.columns_decoded(side),
             latest_us=now_us + given.max_ahead_us,
-            limits=plan.row_limits(side),
+            limits=plan.row_limits(side, page_bytes),
             block_rows=block_rows,
         )
 
