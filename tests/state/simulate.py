@@ -331,7 +331,8 @@ class Run:
             for rows in world.rows.values():
                 rows.append(Row(world.now, 0, 1))
             batches, steps = len(world.taken), 0
-            while not self.is_idle():
+            most = batches + sum(len(rows) for rows in world.rows.values()) + 100
+            while not self.is_idle() and batches < most:
                 if len(world.taken) > batches:
                     batches, steps = len(world.taken), 0
                 steps += 1
@@ -340,6 +341,8 @@ class Run:
                 self.step()
                 if self.chance.random() < 0.01:
                     world.check_converges()
+            if batches >= most:
+                raise Broken(f"it does not heal: {batches} batches, and not at rest")
         self.check_all()
 
     def is_idle(self) -> bool:

@@ -63,7 +63,8 @@ def limits_of(
     has `states` bytes of other states too, goes into a page of `page_bytes` (None: of any size).
 
     Raises ConfigError where columns of a fixed width are too wide, whatever is in them."""
-    free_key, most_key, taken_key = _together(key, kinds, "the key")
+    # A key of a fixed width may be as long as a page has room for it.
+    free_key, most_key, taken_key = _together(key, kinds, "the key", fixed=None)
     free_kept, most_kept, taken_kept = _together(kept, kinds, "the columns that are kept")
     widths = {name: width_of(kinds[name]) for name in alone}
     free_alone = [name for name, width in widths.items() if width is None]
@@ -87,15 +88,18 @@ def _limit(columns: tuple[str, ...], most: int) -> RowLimit:
 
 
 def _together(
-    names: Iterable[str], kinds: Mapping[str, str], what: str
+    names: Iterable[str], kinds: Mapping[str, str], what: str, *, fixed: int | None = MOST_BYTES
 ) -> tuple[tuple[str, ...], int, int]:
-    """Columns whose width is free, the bytes that they may have together, and those of the rest."""
+    """Columns whose width is free, the bytes that they may have together, and those of the rest.
+    `fixed` is how many bytes there may be where no width is free."""
     widths = {name: width_of(kinds[name]) for name in names}
     free = tuple(name for name, width in widths.items() if width is None)
     taken = ROW_BYTES + sum(max(COLUMN_BYTES, width or 0) for width in widths.values())
-    if taken > MOST_BYTES:
+    wide = taken if free else sum(width or 0 for width in widths.values()) + len(widths) // 8
+    most = MOST_BYTES if free else fixed
+    if most is not None and wide > most:
         raise ConfigError(
-            f"{what}: columns of a fixed width have {taken} bytes in all",
+            f"{what}: columns of a fixed width have {wide} bytes in all",
             hint=f"{MOST_BYTES} bytes are the most: take fewer or narrower columns",
         )
     return free, MOST_BYTES - taken, taken
