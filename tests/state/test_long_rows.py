@@ -15,7 +15,8 @@ from kdirect.client.session import Session
 from kdirect.errors import ConfigError, KdirectError
 from kdirect.state import AggregatePlan, Input, JoinPlan, NoWindow, Tumbling, column, run
 from kdirect.state import Session as SessionWindow
-from kdirect.state.aggregates import Aggregate
+from kdirect.state.accumulators import cell_of
+from kdirect.state.aggregates import KINDS, Aggregate
 from kdirect.state.plan import Plan
 
 SECOND = 1_000_000
@@ -217,6 +218,24 @@ def test_rows_are_no_longer_than_a_page_and_the_other_states_leave_room_for(
         assert {row["k"] for row in found} - {"end"} == {row["k"] for row in good}
     else:
         assert sorted(row["v"] for row in found if row["v"]) == sorted(r["v"] for r in good * 2)
+
+
+def test_no_state_of_an_aggregate_is_larger_than_the_limits_reckon_with() -> None:
+    """With every kind of cell over every type that it takes."""
+    seen = set()
+    for kind in KINDS:
+        for type_ in ("int64", "uint64", "float64", "decimal128(38,10)", "bool", "date32"):
+            kinds = {"c": type_}
+            aggregate = Aggregate(kind=kind, column="c")
+            try:
+                aggregate.result_type(kinds)
+            except ConfigError:
+                continue
+            if aggregate.kept_as(kinds) == "cell":
+                cell = cell_of(aggregate, type_)
+                assert len(cell.initial) <= aggregate.most_state_bytes
+                seen.add(cell.kernel)
+    assert len(seen) > 10
 
 
 def test_a_page_of_64_kib_takes_the_longest_key_and_value() -> None:

@@ -27,8 +27,9 @@ from tests.state.world import Bounds, World
 SCHEDULES = 2000
 # Seeds that have failed: 0 (a job that was told to stop while an executor was lost waited for it),
 # 10 (a message for an executor's old process reached the new one), 3100002725 (16 executors, and 51
-# batches of little to heal: the simulation counted their steps together, and gave up).
-FAILED = (0, 10, 3_100_002_725)
+# batches of little to heal: the simulation counted their steps together, and gave up), 3200014659
+# (a job was told to stop after a cut, which the simulated coordinator did not notice).
+FAILED = (0, 10, 3_100_002_725, 3_200_014_659)
 # Where mistakes were found that show in few schedules.
 FOUND_AT = {
     "closing_falls": 434,

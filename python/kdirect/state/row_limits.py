@@ -26,12 +26,15 @@ PAGE_BYTES = 768  # of a page: its header and footer, and what padding takes at 
 
 @dataclass(frozen=True, slots=True)
 class RowLimit:
-    """The values of these string and binary columns of a row may have `most` bytes together.
-    `what` names them in messages."""
+    """The values of these string and binary columns of a row may have `most` bytes together."""
 
     columns: tuple[str, ...]
     most: int
-    what: str
+
+    @property
+    def what(self) -> str:
+        """How messages name the columns."""
+        return ", ".join(self.columns)
 
     def too_long(self, columns: Mapping[str, pa.Array]) -> pa.Array | None:
         """Which rows have more, or None if none has."""
@@ -78,13 +81,9 @@ def limits_of(
             of_key = min(spare // 2 if free_kept or free_alone else spare, spare - wide)
         most_key = min(most_key, of_key)
         most_kept, most_alone = min(most_kept, spare - of_key), min(most_alone, spare - of_key)
-    found = [_limit(free_key, most_key), _limit(free_kept, most_kept)]
-    found += [_limit((name,), most_alone) for name in free_alone]
+    found = [RowLimit(free_key, most_key), RowLimit(free_kept, most_kept)]
+    found += [RowLimit((name,), most_alone) for name in free_alone]
     return tuple(limit for limit in found if limit.columns)
-
-
-def _limit(columns: tuple[str, ...], most: int) -> RowLimit:
-    return RowLimit(columns, most, ", ".join(columns))
 
 
 def _together(

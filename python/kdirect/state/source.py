@@ -163,7 +163,8 @@ class TopicSource:
             stop_offset,
             columns=plan.columns_decoded(side),
             latest_us=now_us + given.max_ahead_us,
-            limits=plan.row_limits(side, page_bytes),
+            # Fixed values have no column whose values vary in length.
+            limits=() if given.layout is not None else plan.row_limits(side, page_bytes),
             block_rows=block_rows,
         )
 
@@ -338,7 +339,7 @@ class TopicSource:
         rows.bounds = _bounds(rows.time_us)
 
     def _drop_long(self, rows: _Decoded) -> None:
-        """Drop the rows that the state cannot hold.  Fixed values have no column that may vary."""
+        """Drop the rows that the state cannot hold."""
         for limit in self._limits:
             mask = limit.too_long(rows.columns) if len(rows.offsets) else None
             if mask is None:
