@@ -132,7 +132,7 @@ def run_and_wait(given: dict[str, Any]) -> None:
     ) as job:  # fmt: skip
         for _ in range(BATCHES):
             next(job)
-        pids = [process.pid for process in job.server.processes.values()]
+        pids = [process.pid for process in job.processes.values()]
         print(json.dumps({"pids": pids, "memory": str(job.memory)}), flush=True)
         signal.pause()
 
@@ -270,7 +270,7 @@ def one_round(records: int, keys: int, rates: Rates) -> int:
                 batch_records=records,
             ) as job:  # fmt: skip
                 next(job)
-                pids = [process.pid for process in job.server.processes.values()]
+                pids = [process.pid for process in job.processes.values()]
                 began, cpu = time.monotonic(), cpu_seconds(pids)
                 next(job)  # commits, takes the snapshot if one is due, and runs a batch
                 took[interval].append(Took(time.monotonic() - began, cpu_seconds(pids) - cpu))

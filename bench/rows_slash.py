@@ -68,7 +68,7 @@ def timed_job(
         snapshot_interval=3_600_000,
     ) as job:
         next(job)
-        pids = [process.pid for process in job.server.processes.values()]
+        pids = [process.pid for process in job.processes.values()]
         before, began = cpu_seconds(pids), time.monotonic()
         next(job)
         next(job)

@@ -155,7 +155,7 @@ def test_parts_of_a_snapshot_travel_to_a_host_without_the_directory(
                 upto = 2 * SMALL["batch_records"] // 2
                 parts_read = (TopicPartition(jobs.TOPIC, partition) for partition in range(2))
                 session.admin.delete_records(dict.fromkeys(parts_read, upto))
-                kill(job.server.processes[1])  # type: ignore[arg-type]
+                kill(job.processes[1])  # type: ignore[arg-type]
                 (memory / "state-1").unlink()
         assert job.statistics()["restores"] == restored + 1
         parts = sorted(path.name for path in job.directory.glob("snapshots/*/part*"))
@@ -281,7 +281,7 @@ def test_one_that_is_stopped_is_replaced_and_changes_nothing_when_it_goes_on(
                     began = time.monotonic()
                 elif number == 1:
                     assert time.monotonic() - began > HANG_S
-                    assert job.server.processes[1].name != stopped.name
+                    assert job.processes[1].name != stopped.name
                     caplog.clear()
                     os.kill(stopped.pid, signal.SIGCONT)
                     # It comes once more, is told to stop, and leaves.
@@ -315,10 +315,10 @@ def test_one_that_is_stopped_while_the_job_gathers_is_replaced(
         for number, table in job:
             tables.append(table)
             if number == 0:
-                killed, stopped = (job.server.processes[i].pid for i in (0, 1))
+                killed, stopped = (job.processes[i].pid for i in (0, 1))
                 os.kill(stopped, signal.SIGSTOP)
                 os.kill(killed, signal.SIGKILL)
-        pids = {process.pid for process in job.server.processes.values()}
+        pids = {process.pid for process in job.processes.values()}
         assert not pids & {killed, stopped}
     jobs.assert_same(jobs.rows_of(tables), jobs.expected(session))
 
@@ -339,7 +339,7 @@ def test_one_that_never_comes_ends_the_job_by_name(broker: Any, session: Session
             TimedOutError, match=r"executor 0 \(process \d+\) did not come within 4 s"
         ):
             next(job)
-        job.server.processes[0].end(0)
+        job.processes[0].end(0)
 
 
 def test_a_batch_that_is_longer_than_the_limit_is_no_hang(
@@ -417,7 +417,7 @@ def test_executors_that_have_nothing_to_do_cost_nothing(
     jobs.write(session, jobs.events(seed, 1000), 2)
     with run(jobs.plan(), broker.bootstrap_servers, executors=2) as job:
         next(job)
-        processes: Any = job.server.processes.values()
+        processes: Any = job.processes.values()
         pids = [process.pid for process in processes]
         asked = threading.Thread(target=lambda: next(job, None))
         asked.start()  # waits for records
@@ -485,7 +485,7 @@ def test_an_executor_that_waits_in_the_midst_of_a_batch_costs_nothing(
         asked = threading.Thread(target=lambda: tables.extend(table for _, table in job))
         asked.start()
         wait_until(mark.exists)
-        processes: Any = job.server.processes.values()
+        processes: Any = job.processes.values()
         pids = [process.pid for process in processes]
         (stopped,) = wait_until(lambda: [pid for pid in pids if is_stopped(pid)])
         try:

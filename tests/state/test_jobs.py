@@ -470,7 +470,7 @@ def test_nothing_is_left_of_a_job_without_a_directory(
     with run(jobs.plan(), broker.bootstrap_servers, executors=2) as job:
         next(job)
         memory = job.memory
-        processes = [process.pid for process in job.server.processes.values()]
+        processes = [process.pid for process in job.processes.values()]
         assert list(memory.iterdir())
         directory = job.directory
     assert not memory.exists()

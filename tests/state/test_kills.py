@@ -152,7 +152,7 @@ def test_an_executor_that_is_killed_between_two_batches(
     with run(jobs.plan(), broker.bootstrap_servers, until="latest", **{**SMALL, **LARGE}) as job:
         for number, table in job:
             tables.append(table)
-            victim = job.server.processes[number % 2]
+            victim = job.processes[number % 2]
             os.kill(victim.pid, signal.SIGKILL)
         assert job.server.attempt > 2
     jobs.assert_same(jobs.rows_of(tables), jobs.expected(session))
@@ -292,7 +292,7 @@ def test_an_executor_that_is_stopped_is_replaced(broker: Any, session: Session, 
         for number, table in job:
             tables.append(table)
             if number == 0:
-                os.kill(job.server.processes[1].pid, signal.SIGSTOP)  # type: ignore[attr-defined]
+                os.kill(job.processes[1].pid, signal.SIGSTOP)  # type: ignore[attr-defined]
         attempts = job.server.attempt
     assert attempts > 1
     jobs.assert_same(jobs.rows_of(tables), jobs.expected(session))

@@ -128,7 +128,7 @@ def test_executors_do_not_import_pandas(broker: Any, session: Session, seed: int
     jobs.write(session, jobs.events(seed, RECORDS), 2)
     with run(jobs.plan(), broker.bootstrap_servers, **SMALL) as job:
         next(job)
-        for process in job.server.processes.values():
+        for process in job.processes.values():
             maps = Path(f"/proc/{process.pid}/maps").read_text()
             assert "pyarrow" in maps and "pandas" not in maps
 
@@ -189,7 +189,7 @@ def test_nothing_grows_over_batches_and_restarts(
     }
 
     def held(job: StateJob) -> list[int]:
-        pids = [os.getpid(), job.server.processes[0].pid]  # type: ignore[attr-defined]
+        pids = [os.getpid(), job.processes[0].pid]  # type: ignore[attr-defined]
         return [
             *(len(os.listdir(f"/proc/{pid}/fd")) for pid in pids),
             *(len(os.listdir(f"/proc/{pid}/task")) for pid in pids),
@@ -201,14 +201,14 @@ def test_nothing_grows_over_batches_and_restarts(
     for _ in range(2):
         with run(jobs.plan(), broker.bootstrap_servers, **{**SMALL, **settings}) as job:
             seen.append([])
-            first = job.server.processes.get(0)
+            first = job.processes.get(0)
             for turn in range(4):
                 numbers = [next(job)[0] for _ in range(6 + turn % 2)]
                 seen[-1].append(held(job))
                 if turn < 3:
-                    first = job.server.processes[0]
-                    job.server.processes[1].end(0)
-            assert job.server.processes[0] is first
+                    first = job.processes[0]
+                    job.processes[1].end(0)
+            assert job.processes[0] is first
     assert numbers[-1] >= 50
     for before in (seen[0][0], seen[1][0]):
         # A snapshot that is being replaced, a connection that is coming or going.
@@ -424,7 +424,7 @@ def test_a_job_that_is_closed_within_a_batch_goes_on(
         )
         with pytest.raises(_TurnedAwayError):
             next(job)
-        pids = [p.pid for p in job.server.processes.values()]  # type: ignore[attr-defined]
+        pids = [p.pid for p in job.processes.values()]  # type: ignore[attr-defined]
         assert list(job) == []  # a decision may be half carried out
         job.close()
     finally:
@@ -466,7 +466,7 @@ def test_executors_end_with_their_coordinator_though_a_child_of_it_lives(
         "from tests.state import jobs\n"
         "job = run(jobs.plan(), sys.argv[1], executors=1, state_memory=sys.argv[2])\n"
         "next(job); child = os.fork()\n"
-        "if child: print(child, job.server.processes[0].pid, flush=True)\n"
+        "if child: print(child, job.processes[0].pid, flush=True)\n"
         "time.sleep(100); os._exit(0)"
     )
     first = subprocess.Popen(

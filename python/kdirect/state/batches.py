@@ -148,6 +148,7 @@ class BatchRecord:
     idle: frozenset[Partition] = frozenset()
     clock: Clock
     closed_before: int = TIME_MIN
+    closes_all: bool = False
 
     def __post_init__(self) -> None:
         if self.ranges.keys() != self.clock.keys() or not self.idle <= self.ranges.keys():
@@ -164,6 +165,7 @@ class BatchRecord:
             "idle": partitions_to_json(self.idle),
             "clock": clock_to_json(self.clock),
             "closed_before": self.closed_before,
+            "closes_all": self.closes_all,
         }
 
     @classmethod
@@ -176,6 +178,7 @@ class BatchRecord:
             idle=partitions_from_json(members.take("idle")),
             clock=clock_from_json(members.take("clock")),
             closed_before=members.number("closed_before"),
+            closes_all=members.boolean("closes_all"),
         )
         members.close()
         return found

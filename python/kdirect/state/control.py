@@ -203,6 +203,17 @@ class ControlConnection:
         self.close()
         raise StateProtocolError(f"{self.peer} has closed its connection")
 
+    def has_gone(self) -> bool:
+        """Has the peer, which owes no message, ended the connection?  Never blocks."""
+        if self.closed:
+            return True
+        try:
+            return self._socket.recv(1, socket.MSG_PEEK) == b""
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+
     def receive(self, timeout_s: float | None = None) -> bytes:
         """The next message, waited for.  TimedOutError after `timeout_s`, if it is given."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s

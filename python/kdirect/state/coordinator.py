@@ -27,6 +27,7 @@ a message          of an executor, checked
 `Asked`            the caller wants the next output, and so has done with the one before: a commit
 `Handed`           the caller has the output that was to be handed out
 `StopAsked`        the caller wants no more; a snapshot is taken if nothing waits for a commit
+`Planned`          of a planned job: what a batch reads; all batches before it are committed
 =================  ================================================================================
 
 =================  ================================================================================
@@ -39,7 +40,8 @@ effect             what the driver does
 `Disconnect`       close the connection to an executor; it comes back with a hello
 `AskEnds`          find the ends of the topics and answer `Ends`; where nothing was new, after a
                    pause
-`HandOut`          collect the kept output of a batch from all executors and give it to the caller
+`HandOut`          collect the kept output of a batch from all executors and give it to the caller;
+                   of a planned job, let all executors hand out their own and leave
 `WriteManifest`    make it durable: the snapshot exists from then on
 `ForgetSnapshot`   remove it, and the lines of batches.log up to a number
 `Finish`           the end: no more output, or an error
@@ -49,6 +51,10 @@ A batch is logged before it runs, a commit before the next batch is logged, and 
 of committed batches only.  An executor copies its state when it is told to, which is before the
 next batch begins; the copy is written while batches run.  The snapshot exists from its manifest on,
 and with a new attempt it never will.
+
+In a planned job (`planned_job`) executors come for one batch.  When they have done it they leave,
+and a new attempt gathers whoever comes next: for the same batch, or for the one that is planned
+then.  Attempts that fail are not counted: whoever starts the processes decides how often.
 """
 
 from __future__ import annotations
@@ -57,9 +63,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from kdirect import errors
 from kdirect.errors import ConfigError, KdirectError, StateError, StateProtocolError
-from kdirect.model import TopicPartition
 from kdirect.state import recovery
 from kdirect.state.batches import (
     NO_BATCH,
@@ -87,6 +91,7 @@ from kdirect.state.job import (
     LogCommit,
     Lost,
     Phase,
+    Planned,
     Settings,
     StopAsked,
     Taking,
@@ -109,7 +114,9 @@ from kdirect.state.messages import (
     Stop,
     TakeSnapshot,
     Welcome,
+    error_of,
 )
+from kdirect.state.planned_job import check_planned, planned_record
 from kdirect.state.ranges import (
     check_kept,
     closes_more,
@@ -160,16 +167,19 @@ def _new_attempt(job: Job) -> tuple[Job, Effects]:
     if job.is_stopping:
         return _end(job, None)
     gone = tuple(Disconnect(executor) for executor in sorted(job.hellos))
+    is_planned = job.settings.is_planned
     job = replace(
         job,
         phase=Phase.GATHERING,
         attempt=job.attempt + 1,
         hellos={},
-        ends=None,
+        ends=job.ends if is_planned else None,
         heard=frozenset(),
         steps=(),
         taking=None,
     )
+    if is_planned:
+        return job, (WriteAttempt(job.attempt), *gone)
     # Whatever was asked for before may be answered when the next batch is due, hours later.
     job = replace(job, is_asking=True)
     return job, (WriteAttempt(job.attempt), *gone, AskEnds(False))
@@ -183,6 +193,9 @@ def _ask_ends(job: Job, *, pause: bool) -> tuple[Job, Effects]:
 
 def _end(job: Job, error: KdirectError | None) -> tuple[Job, Effects]:
     stop = Stop(attempt=job.attempt, forget=error is None and job.is_all_in_snapshot)
+    if error is not None:
+        name = type(error).__name__
+        stop = replace(stop, error=name, message=error.message, hint=error.hint)
     stops = tuple(Tell(executor, stop) for executor in sorted(job.hellos))
     return replace(job, phase=Phase.ENDED), (*stops, Finish(error))
 
@@ -211,6 +224,8 @@ def _lost(job: Job, event: Lost) -> tuple[Job, Effects]:
     job = replace(job, hellos=hellos)
     if job.phase is Phase.GATHERING:
         return job, ()
+    if job.settings.is_planned:
+        return _new_attempt(job)
     if job.restarts >= job.settings.max_restarts:
         raise StateError(
             f"{job.restarts + 1} attempts failed one after the other at batch {job.last}: in the "
@@ -221,38 +236,50 @@ def _lost(job: Job, event: Lost) -> tuple[Job, Effects]:
 
 
 def _failed(job: Job, said: Failed) -> tuple[Job, Effects]:
-    found = getattr(errors, said.error, None)
-    cls: type[KdirectError] = StateError
-    if isinstance(found, type) and issubclass(found, KdirectError):
-        cls = found
+    if job.settings.is_planned:
+        # Its process raises the error too, and whoever started it decides what comes of it.
+        return _lost(job, Lost(said.executor))
     if said.retriable and job.restarts < job.settings.max_restarts:
         # The brokers are asked for the ends of the topics before a batch begins: so an attempt
         # begins only when they answer again, for which the driver gives them a time.
         return _new_attempt(replace(job, restarts=job.restarts + 1))
-    error = cls(f"executor {said.executor}: {said.message}", hint=said.hint)
-    if said.topic:
-        error.topic_partition = TopicPartition(said.topic, said.partition)
-        error.offset = said.offset if said.offset >= 0 else None
-    raise error
+    raise error_of(said)
 
 
 def _ends(job: Job, event: Ends) -> tuple[Job, Effects]:
+    job = replace(_seen(job, event), is_asking=False)
+    if job.phase is Phase.GATHERING:
+        return _gathered(job)
+    return _next_batch(job) if job.phase is Phase.WAITING and job.is_asked else (job, ())
+
+
+def _seen(job: Job, event: Ends) -> Job:
+    """After the ends of the topics are known: which partitions have new records."""
     advanced = dict(job.advanced_us)
     before = job.seen_ends
     for tp, range_ in event.ends.items():
         if tp not in advanced or range_.end > before.get(tp, range_.end):
             advanced[tp] = event.now_us
-    job = replace(
+    return replace(
         job,
         ends=event,
         seen_ends={tp: range_.end for tp, range_ in event.ends.items()},
         advanced_us=advanced,
-        is_asking=False,
         snapshot_us=event.now_us if job.snapshot_us is None else job.snapshot_us,
     )
-    if job.phase is Phase.GATHERING:
-        return _gathered(job)
-    return _next_batch(job) if job.phase is Phase.WAITING and job.is_asked else (job, ())
+
+
+def _planned(job: Job, event: Planned) -> tuple[Job, Effects]:
+    """The caller has planned a batch; those before it are committed."""
+    if not job.settings.is_planned:
+        raise StateProtocolError("a batch was planned in a job that plans its own")
+    check_planned(job, event)
+    job = replace(
+        _seen(job, Ends(event.ends, event.now_us)),
+        planned=event,
+        now_us=max(job.now_us, event.now_us),
+    )
+    return _gathered(job) if job.phase is Phase.GATHERING else _new_attempt(job)
 
 
 def _gathered(job: Job) -> tuple[Job, Effects]:
@@ -386,6 +413,7 @@ def _start_batches(job: Job, planned: Step) -> list[StartBatch]:
             idle=record.idle,
             closed_before=record.closed_before,
             now_us=record.now_us,
+            closes_all=record.closes_all,
             vparts=planned.vparts,
             emit=planned.emit,
         )
@@ -432,6 +460,8 @@ def _check_as_logged(job: Job, number: int, after: Progress) -> None:
 
 def _rest(job: Job) -> tuple[Job, Effects]:
     """Nothing is left to be run for the state's sake."""
+    if job.last > job.last_committed and job.settings.is_planned:
+        return _let_leave(job)
     if job.last > job.last_committed:
         return _offer(replace(job, phase=Phase.OFFERING))
     return _committed(job)
@@ -447,6 +477,15 @@ def _offer(job: Job) -> tuple[Job, Effects]:
         return job, ()
     offered = Commit(number=job.last, after=job.after)
     return replace(job, offered=offered), (HandOut(job.last),)
+
+
+def _let_leave(job: Job) -> tuple[Job, Effects]:
+    """Of a planned job: the batch that is planned is done.  Whoever has done it hands out its part
+    and leaves, when the snapshot that it writes is there."""
+    if job.taking is not None:
+        return replace(job, phase=Phase.SNAPSHOT, heard=_written(job, job.taking)), ()
+    job, effects = _new_attempt(replace(job, hellos={}))
+    return job, (HandOut(job.last), *effects)
 
 
 def _handed(job: Job, event: Handed) -> tuple[Job, Effects]:
@@ -475,6 +514,8 @@ def _asked(job: Job, event: Asked) -> tuple[Job, Effects]:
 
 
 def _stop_asked(job: Job, event: StopAsked) -> tuple[Job, Effects]:
+    if job.settings.is_planned:
+        return _end(job, None)
     job = replace(job, is_stopping=True, is_asked=False, now_us=max(job.now_us, event.now_us))
     if job.phase is Phase.OFFERING:
         return _offer(job)
@@ -491,22 +532,43 @@ def _committed(job: Job) -> tuple[Job, Effects]:
         and job.now_us - job.snapshot_us >= job.settings.snapshot_interval_us
     )
     taking: Effects = ()
+    logged = NO_BATCH if job.committed is None else job.committed.number
+    if logged < job.last_committed:
+        job, effects = _log_commit(job)
+        job, more = _committed(job)
+        return job, (*effects, *more)
     if is_due and job.taking is None and job.last_committed > newest:
         job, taking = _take_snapshot(job)
     if job.is_stopping:
         job, more = _stop(job)
         return job, (*taking, *more)
     job = replace(job, phase=Phase.WAITING)
+    if job.settings.is_planned:
+        job, more = _log_and_run(job, planned_record(job))
+        return job, (*taking, *more)
     job, asking = _ask_ends(job, pause=False) if job.is_asked else (job, ())
     return job, (*taking, *asking)
+
+
+def _log_commit(job: Job) -> tuple[Job, Effects]:
+    """Of a planned job: the caller has committed the last batch; the log is to say so, too."""
+    if job.after is None:
+        raise StateError(f"the clocks after batch {job.last} are not known")
+    commit = Commit(number=job.last, after=job.after)
+    return replace(job, committed=commit), (LogCommit(commit),)
 
 
 def _stop(job: Job) -> tuple[Job, Effects]:
     """End in good order: when the snapshot that is being written is there."""
     if job.taking is None:
         return _end(job, None)
+    return replace(job, phase=Phase.SNAPSHOT, heard=_written(job, job.taking)), ()
+
+
+def _written(job: Job, taking: Taking) -> frozenset[int]:
+    """The executors that are not waited for until a snapshot is there."""
     silent = frozenset(range(job.settings.executors)) - frozenset(job.settings.leaders)
-    return replace(job, phase=Phase.SNAPSHOT, heard=silent | job.taking.parts.keys()), ()
+    return silent | taking.parts.keys()
 
 
 def _next_batch(job: Job) -> tuple[Job, Effects]:
@@ -520,7 +582,7 @@ def _next_batch(job: Job) -> tuple[Job, Effects]:
     positions = positions_after(last, settings.starts, ends)
     check_kept(positions, ends)
     ranges = next_ranges(positions, ends, until=settings.until, max_offsets=settings.max_offsets)
-    idle = idle_partitions(ranges, ends, job.advanced_us, _idle_timeouts_us(settings), now_us)
+    idle = idle_partitions(ranges, ends, job.advanced_us, settings.idle_timeouts_us, now_us)
     before = TIME_MIN if job.after is None else job.after.closes
     known = {} if job.after is None else job.after.clock
     clock = VectorClock({tp: known.get(tp, TIME_MIN) for tp in ranges})
@@ -536,18 +598,15 @@ def _next_batch(job: Job) -> tuple[Job, Effects]:
         clock=dict(clock.entries),
         closed_before=before,
     )
+    return _log_and_run(job, record)
+
+
+def _log_and_run(job: Job, record: BatchRecord) -> tuple[Job, Effects]:
+    """Begin a new batch."""
     planned = Step(batch=record.number, vparts=recovery.EVERYTHING, emit=True)
     job = replace(job, records={**job.records, record.number: record}, steps=(planned,))
     job, effects = _run_steps(job)
     return job, (LogBatch(record), *effects)
-
-
-def _idle_timeouts_us(settings: Settings) -> dict[str, int | None]:
-    """By topic; None: never."""
-    return {
-        given.topic: None if given.idle_timeout_ms is None else given.idle_timeout_ms * 1000
-        for given in settings.plan.inputs
-    }
 
 
 # -- snapshots -------------------------------------------------------------------------------------
@@ -577,7 +636,7 @@ def _snapshot_done(job: Job, done: SnapshotDone) -> tuple[Job, Effects]:
     taking = replace(taking, parts={**taking.parts, done.executor: done.part})
     if len(taking.parts) < len(job.settings.leaders):
         job = replace(job, taking=taking)
-        return _stop(job) if job.phase is Phase.SNAPSHOT else (job, ())
+        return _when_written(job) if job.phase is Phase.SNAPSHOT else (job, ())
     manifest = Manifest(
         number=taking.batch,
         plan_hash=job.settings.plan.hash,
@@ -599,8 +658,17 @@ def _snapshot_done(job: Job, done: SnapshotDone) -> tuple[Job, Effects]:
     )
     if job.phase is not Phase.SNAPSHOT:
         return job, effects
-    job, more = _stop(job) if job.last > job.last_committed else _committed(job)
+    job, more = _when_written(job)
     return job, (*effects, *more)
+
+
+def _when_written(job: Job) -> tuple[Job, Effects]:
+    """Go on with what waited for the snapshot."""
+    if job.settings.is_planned:
+        return _let_leave(job)
+    return (
+        _stop(job) if job.last > job.last_committed or job.taking is not None else _committed(job)
+    )
 
 
 KEPT_SNAPSHOTS = 2
@@ -618,4 +686,5 @@ _HANDLERS: dict[type, Callable[[Job, Any], tuple[Job, Effects]]] = {
     Asked: _asked,
     Handed: _handed,
     StopAsked: _stop_asked,
+    Planned: _planned,
 }

@@ -3,7 +3,7 @@
 This file opens sockets and writes files.  Owns: the connections of executors, the rows and parts of
 snapshots that come over them, which executors are held to hang, and the order of effects: each is
 carried out, durably where it must be, before the next one.  What may not enter: decisions
-(`kdirect.state.coordinator`), and how executors are started (`kdirect.state.launcher`).
+(`kdirect.state.coordinator`), and whose processes the executors are (`kdirect.state.crew`).
 
 Everything happens in the thread that calls `next_output` or `stop`; there is no other.  While the
 caller is elsewhere nothing new begins, and executors wait.
@@ -29,26 +29,24 @@ from kdirect import metrics
 from kdirect.errors import (
     FormatError,
     KdirectError,
-    StateError,
     StateProtocolError,
     TimedOutError,
 )
 from kdirect.format.bad_values import SAMPLES
-from kdirect.state import coordinator, job, messages, part_transfer, snapshots
-from kdirect.state.batches import BatchRecord, Commit, Partition, Range
+from kdirect.state import coordinator, job, messages, part_transfer, planned_job, snapshots
+from kdirect.state.batches import NO_BATCH, BatchRecord, Commit, Partition, Range
 from kdirect.state.control import ControlConnection, ControlListener
+from kdirect.state.crew import Crew, VisitingCrew
 from kdirect.state.directory import JobDirectory
-from kdirect.state.executor import ExecutorSettings
 from kdirect.state.heartbeat import Watch
-from kdirect.state.launcher import ExecutorProcess, Launcher
 from kdirect.state.part_transfer import Arriving
 
 log = logging.getLogger("kdirect.state")
 
 PAUSE_S = 0.05  # between two looks at topics that had nothing new
 BROKER_PAUSE_S = 0.5  # between two questions to brokers that do not answer
+ATTEMPTS_AHEAD = 1 << 20
 TURN_S = 0.2  # the longest sleep: then it is looked whether processes have ended
-STOP_TIMEOUT_S = 10.0  # for all executors to leave by themselves
 HELLO_TIMEOUT_S = 20.0  # after the token
 ANSWERING = (  # phases in which executors owe an answer
     job.Phase.LISTENING,
@@ -87,10 +85,8 @@ class CoordinatorServer:
         directory: JobDirectory,
         listener: ControlListener,
         *,
-        launcher: Launcher,
-        executor_settings: Callable[[int], ExecutorSettings],
+        crew: Crew,
         ends: Callable[[], Mapping[Partition, Range]],
-        start_timeout_s: float,
         stall_timeout_s: float = 0.0,
         broker_timeout_s: float = 0.0,
         trigger_interval_s: float = 0.0,
@@ -104,34 +100,25 @@ class CoordinatorServer:
         self._settings = settings
         self._directory = directory
         self._listener = listener
-        self._launcher = launcher
-        self._executor_settings = executor_settings
+        self._crew = crew
         self._ends = ends
-        self._start_timeout_s = start_timeout_s
-        self._stall_timeout_s = stall_timeout_s
         self._watched = Watch(stall_timeout_s, time.monotonic)
         self._broker_timeout_s = broker_timeout_s
         self._no_broker_since: float | None = None
         self._trigger_interval_s = trigger_interval_s
         self._clock = clock
-        self._processes: dict[int, ExecutorProcess] = {}
-        self._starts: Counter[int] = Counter()  # of each executor's process
-        self._started_at: dict[int, float] = {}  # the newest one of each executor
-        self._came: set[int] = set()  # executors whose newest process has said hello
         # Those that have shown the token and not said hello, and until when they may.
         self._strangers: dict[ControlConnection, float] = {}
         self._connections: dict[int, ControlConnection] = {}
         self._events: deque[job.Event] = deque()
         self._ask_at: float | None = None  # when to look at the ends, by time.monotonic
         self._batch_began = 0.0
-        self._gathering_since = time.monotonic()
-        self._deaths = 0  # of processes since the last batch
-        self._why = ""  # the last process ended
         self._arriving: dict[int, _Rows | Arriving] = {}  # what comes in frames, by executor
         self._handing: int | None = None
         self._tables: dict[int, pa.Table] = {}
         self._output: tuple[int, pa.Table] | None = None
-        self._finished: job.Finish | None = None
+        self.finished: job.Finish | None = None  # how the job ended
+        self.done = NO_BATCH  # of a planned job: the batch that executors were let leave with
         self._job, effects = self._opened_job()
         self._carry_out(effects)
 
@@ -157,15 +144,10 @@ class CoordinatorServer:
     def needs_mapped_state(self) -> bool:
         """Would the next start have to rebuild anything without the executors' mapped state?  False
         once the job has ended in good order, with a snapshot of all."""
-        finished = self._finished
+        finished = self.finished
         if finished is None or finished.error is not None:
             return True
         return not self._job.is_all_in_snapshot
-
-    @property
-    def processes(self) -> Mapping[int, ExecutorProcess]:
-        """The executors' processes that were started last."""
-        return self._processes
 
     @property
     def counts(self) -> Counter[str]:
@@ -208,11 +190,11 @@ class CoordinatorServer:
         the job has come to its end.  Raises what ended it."""
         self._event(job.Asked(self._now_us()))
         while self._output is None:
-            if self._finished is not None:
-                if self._finished.error is not None:
-                    raise self._finished.error
+            if self.finished is not None:
+                if self.finished.error is not None:
+                    raise self.finished.error
                 return None
-            self._turn()
+            self.turn()
         output, self._output = self._output, None
         self._event(job.Handed(output[0]))
         return output
@@ -221,13 +203,36 @@ class CoordinatorServer:
         """End the job in good order: with a snapshot, unless an output waits for its commit."""
         self._event(job.StopAsked(self._now_us()))
         deadline = time.monotonic() + timeout_s
-        while self._finished is None:
+        while self.finished is None:
             if time.monotonic() > deadline:
                 raise TimedOutError(
                     f"the job did not stop within {timeout_s:.0f} s",
                     hint="its state is kept up to the last snapshot; run it again",
                 )
-            self._turn()
+            self.turn()
+
+    @property
+    def last(self) -> int:
+        """The newest batch that was begun."""
+        return self._job.last
+
+    def plan(
+        self,
+        number: int,
+        ranges: Mapping[Partition, Range],
+        ends: Mapping[Partition, Range],
+        *,
+        closes_all: bool = False,
+    ) -> None:
+        """Of a planned job: this batch is to run when its executors have come, and all batches
+        before it are committed.  Raises what ended the job, or ends it now."""
+        self._event(job.Planned(number, ranges, ends, self._now_us(), closes_all))
+        if self.finished is not None and self.finished.error is not None:
+            raise self.finished.error
+
+    def would_close(self, ends: Mapping[Partition, Range]) -> bool:
+        """Of a planned job: would a batch that reads nothing emit windows?"""
+        return planned_job.would_close(self._job, ends, self._now_us())
 
     def close(self) -> None:
         """End all processes and connections.  What is durable stays."""
@@ -236,11 +241,7 @@ class CoordinatorServer:
         for connection in (*self._connections.values(), *self._strangers):
             connection.close()
         self._listener.close()
-        # They leave when their connections end, all at once.
-        deadline = time.monotonic() + STOP_TIMEOUT_S
-        for process in self._processes.values():
-            process.end(max(0.0, deadline - time.monotonic()))
-        self._processes.clear()
+        self._crew.close()
 
     # -- one turn ----------------------------------------------------------------------------------
 
@@ -254,14 +255,15 @@ class CoordinatorServer:
             self._job, effects = coordinator.step(self._job, self._events.popleft())
             self._carry_out(effects)
 
-    def _turn(self) -> None:
-        """Wait until something comes, and treat it."""
-        self._watch()
+    def turn(self, wakes: int | None = None) -> None:
+        """Wait until something comes, on this descriptor too, and treat it."""
+        if self.finished is None:
+            self._crew.watch(self._job)
         timeout = TURN_S
         if self._ask_at is not None:
             timeout = min(timeout, max(0.0, self._ask_at - time.monotonic()))
         with selectors.DefaultSelector() as selector:
-            for fd in self._listener.filenos():
+            for fd in [*self._listener.filenos(), *([] if wakes is None else [wakes])]:
                 selector.register(fd, selectors.EVENT_READ)
             for connection in (*self._connections.values(), *self._strangers):
                 if not connection.closed:
@@ -311,62 +313,6 @@ class CoordinatorServer:
         self._no_broker_since = None
         self._event(job.Ends(ends, self._now_us()))
 
-    def _watch(self) -> None:
-        """See to it that every executor has a process."""
-        if self._finished is not None:
-            return
-        for executor in range(self._settings.executors):
-            process = self._processes.get(executor)
-            if process is not None:
-                why = process.ended()
-                if why is None:
-                    continue
-                self._bury(executor, why)
-            self._starts[executor] += 1
-            self._started_at[executor] = time.monotonic()
-            self._came.discard(executor)
-            self._processes[executor] = self._launcher.start(
-                replace(self._executor_settings(executor), start=self._starts[executor])
-            )
-        if self._job.phase is not job.Phase.GATHERING:
-            self._gathering_since = time.monotonic()
-            return
-        for executor in sorted(set(range(self._settings.executors)) - self._job.hellos.keys()):
-            self._miss(executor)
-
-    def _miss(self, executor: int) -> None:
-        """An executor has not come, or not come back.  After too long, one that was here before
-        hangs, and its process is parted with.  TimedOutError for one that never came."""
-        was_here = executor in self._came
-        limit = self._start_timeout_s
-        if was_here:
-            limit = min(limit, self._stall_timeout_s or limit)
-        since = max(self._gathering_since, self._started_at[executor])
-        if time.monotonic() - since <= limit:
-            return
-        name = self._processes[executor].name
-        if was_here:
-            self._bury(executor, f"{name} hangs: it did not come back within {limit:g} s")
-            return
-        raise TimedOutError(
-            f"{name} did not come within {limit:g} s"
-            + (f"; before: {self._why}" if self._why else ""),
-            hint="look at this process and its host; start_timeout is the limit",
-        )
-
-    def _bury(self, executor: int, why: str) -> None:
-        """See that a process is gone.  StateError if too many went without a batch in between."""
-        self._processes.pop(executor).end(0)
-        self._deaths += 1
-        self._why = why
-        log.warning("%s", why)
-        if self._deaths > self._settings.max_restarts:
-            raise StateError(
-                f"executors ended {self._deaths} times without a batch in between; the last one:"
-                f" {why}",
-                hint="its message says why; max_restarts is the limit",
-            )
-
     def _owing(self) -> set[int]:
         """The executors that owe an answer."""
         if self._handing is not None:
@@ -385,13 +331,7 @@ class CoordinatorServer:
         state = self._job
         work = (state.attempt, state.phase, len(state.steps), state.last, self._handing)
         for executor, why in self._watched.stalled(work, self._owing()).items():
-            process = self._processes.get(executor)
-            if process is not None:
-                self._bury(
-                    executor,
-                    f"{process.name} hangs: it {why} ({state.phase.name}); stall_timeout is the"
-                    " limit",
-                )
+            self._crew.hangs(executor, f"{why} ({state.phase.name})")
             self._lose(executor)
 
     def _meet(self, stranger: ControlConnection) -> None:
@@ -403,6 +343,12 @@ class CoordinatorServer:
                     raise StateProtocolError(f"it said no hello within {HELLO_TIMEOUT_S:.0f} s")
                 return
             hello = messages.decode_from_executor(data)
+            if self.finished is not None:
+                stranger.put(messages.encode(self._farewell()))
+                raise StateProtocolError("the job has ended")
+            if isinstance(hello, messages.Arrived):
+                self._deal(stranger, hello)
+                return
             if not isinstance(hello, messages.Hello | messages.Failed):
                 raise StateProtocolError(f"it began with {hello.type}")
             self._check_place(stranger, hello)
@@ -418,9 +364,35 @@ class CoordinatorServer:
                 old.close()
                 self._give_up_output()
             self._connections[hello.executor] = stranger
-            self._came.add(hello.executor)
+            self._crew.came(hello.executor)
             self._watched.heard(hello.executor)
         self._event(hello)
+
+    def _deal(self, stranger: ControlConnection, said: messages.Arrived) -> None:
+        """A process has come for a batch of a planned job.  The last one of the batch lets all say
+        hello."""
+        if not isinstance(self._crew, VisitingCrew):
+            raise StateProtocolError("this job starts its executors itself")
+        del self._strangers[stranger]
+        planned = self._job.planned
+        batch = NO_BATCH if planned is None else planned.number
+        deadline = time.monotonic() + HELLO_TIMEOUT_S
+        for executor, connection in self._crew.arrived(batch, said, stranger):
+            try:
+                connection.put(messages.encode(messages.Placed(executor=executor)))
+            except StateProtocolError as e:
+                log.info("a process left before it began: %s", e)
+                continue
+            self._strangers[connection] = deadline
+
+    def _farewell(self) -> messages.Stop:
+        """What whoever comes after the end is told."""
+        stop = messages.Stop(attempt=self._job.attempt)
+        error = None if self.finished is None else self.finished.error
+        if error is None:
+            return stop
+        name = type(error).__name__
+        return replace(stop, error=name, message=error.message, hint=error.hint)
 
     def _check_place(
         self, peer: ControlConnection, hello: messages.Hello | messages.Failed
@@ -433,7 +405,9 @@ class CoordinatorServer:
                 f"it wants to be executor {hello.executor} of a job of {executors}: start"
                 " it with the settings that the launcher gets"
             )
-        if isinstance(hello, messages.Hello) and hello.start < self._starts[hello.executor]:
+        if isinstance(hello, messages.Hello) and hello.start < self._crew.least_start(
+            hello.executor
+        ):
             with contextlib.suppress(StateProtocolError):
                 peer.put(messages.encode(messages.Stop(attempt=self._job.attempt)))
             raise StateProtocolError(
@@ -477,7 +451,7 @@ class CoordinatorServer:
             self._send_part(executor, message)
             return
         if isinstance(message, messages.BatchDone) and message.attempt == self._job.attempt:
-            self._deaths = 0
+            self._crew.did_batch()
             self._count(message)
         if isinstance(message, messages.SnapshotDone):
             self._ordered["snapshot_bytes"] += message.part.size
@@ -570,8 +544,8 @@ class CoordinatorServer:
         for effect in effects:
             match effect:
                 case job.WriteAttempt(attempt):
-                    self._directory.write_attempt(attempt)
-                    self._gathering_since = time.monotonic()
+                    self._write_attempt(attempt)
+                    self._crew.begins_attempt()
                 case job.LogBatch(record):
                     self._directory.batches.append(record.to_json())
                     self._batch_began = time.monotonic()
@@ -588,6 +562,8 @@ class CoordinatorServer:
                     self._give_up_output()
                 case job.AskEnds(pause):
                     self._ask_ends(pause)
+                case job.HandOut(batch) if self._settings.is_planned:
+                    self._let_leave(batch)
                 case job.HandOut(batch):
                     self._hand_out(batch)
                 case job.WriteManifest(manifest):
@@ -596,7 +572,21 @@ class CoordinatorServer:
                 case job.ForgetSnapshot(number, batches):
                     self._forget(number, batches)
                 case job.Finish():
-                    self._finished = effect
+                    self.finished = effect
+
+    def _write_attempt(self, attempt: int) -> None:
+        """Of a planned job each batch is an attempt: a file is written for many of them at once."""
+        if attempt > self._directory.attempt:
+            ahead = ATTEMPTS_AHEAD if self._settings.is_planned else 0
+            self._directory.write_attempt(attempt + ahead)
+
+    def _let_leave(self, batch: int) -> None:
+        """All executors hand out what they keep of a batch, and leave."""
+        counts = dict(self.batch_counts)
+        for executor in list(self._connections):
+            leave = messages.Leave(attempt=self._job.attempt, batch=batch, counts=counts)
+            self._tell(executor, leave)
+        self.done = batch
 
     def _tell(self, executor: int, message: messages.FromCoordinator) -> None:
         self._put(executor, (messages.encode(message),))

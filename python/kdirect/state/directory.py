@@ -41,7 +41,7 @@ from kdirect.state.locks import FileLock, holder_of
 from kdirect.state.mapped import IDENTITY, TEMPORARY_PREFIX, MappedDirectory, Owner
 from kdirect.state.strict import Members
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 STARTS, TOPICS = "starts.json", "topics.json"
 MEMORY_ROOT = Path("/dev/shm")
 

@@ -34,6 +34,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from kdirect.client.session import Session, connect
 from kdirect.errors import (
     ChannelError,
@@ -137,17 +139,24 @@ class Executor:
         self._heart = Heart(self._say_working, LONGEST_INTERVAL_S, time.monotonic)
 
     @classmethod
-    def open(cls, settings: ExecutorSettings, observer: Observer | None = None) -> Executor:
+    def open(
+        cls,
+        settings: ExecutorSettings,
+        observer: Observer | None = None,
+        *,
+        connection: control.ControlConnection | None = None,
+    ) -> Executor:
         """Join the job: connect to the coordinator and, by what it says, to all other executors.
-        Returns when batches can begin."""
+        Returns when batches can begin.  `connection`: one to the coordinator that is there already,
+        and is closed with the executor."""
         kept = KeptState(
             Path(settings.memory), settings.executor, settings.executors, settings.state_limit
         )
         exchange: Exchange | None = None
-        connection: control.ControlConnection | None = None
         executor: Executor | None = None
         try:
-            connection = control.connect(settings.host, settings.port, settings.token)
+            if connection is None:
+                connection = control.connect(settings.host, settings.port, settings.token)
             exchange = _exchange(settings, connection.local_host)
             executor = cls(settings, connection, exchange, kept, observer or Observer())
             executor._tell(
@@ -206,6 +215,22 @@ class Executor:
             if isinstance(message, messages.BatchOver) and result is not None:
                 return result
             result = self._treat(message) or result
+
+    def visit(self) -> dict[str, int]:
+        """Of a planned job: do what the coordinator asks for until the batch is done and this
+        process may leave; the counts of all executors.  Raises what ended the job."""
+        while True:
+            message = self._next(None)
+            if isinstance(message, messages.Leave):
+                self._writer.wait()
+                return message.counts
+            if isinstance(message, messages.Stop):
+                raise messages.error_of(message)
+            self._treat(message)
+
+    def kept_rows(self, batch: int) -> pa.RecordBatchReader:
+        """The rows of `batch` that this executor keeps, mapped for as long as they are held."""
+        return self._kept.rows(batch)
 
     def serve(self) -> None:
         """Run batches until the job is stopped."""
@@ -294,6 +319,8 @@ class Executor:
                 self._snapshot(order)
             case messages.Stop():
                 self._kept.end(forget=order.forget)
+                if order.error:
+                    raise messages.error_of(order)
                 raise CoordinatorUnavailableError(
                     f"executor {self.settings.executor} was told to stop before it began: the job"
                     " has ended, or another process has taken its place"

@@ -60,7 +60,19 @@ class StopAsked(NamedTuple):
     now_us: int
 
 
-Event: TypeAlias = FromExecutor | Lost | Ends | Asked | Handed | StopAsked
+class Planned(NamedTuple):
+    """Of a planned job: batch `number` reads `ranges`, and all batches before it are committed.
+    `ends` are [first offset, next offset) of every partition at wall clock `now_us`.  With
+    `closes_all` it is the last one, and every window is emitted."""
+
+    number: int
+    ranges: Mapping[Partition, Range]
+    ends: Mapping[Partition, Range]
+    now_us: int
+    closes_all: bool = False
+
+
+Event: TypeAlias = FromExecutor | Lost | Ends | Asked | Handed | StopAsked | Planned
 
 # -- effects ---------------------------------------------------------------------------------------
 
@@ -153,7 +165,8 @@ class Settings:
     `starts` are the first offsets of a job that is new, `until` the offsets at which it ends (None:
     never).  With `is_split` the first half of the executors reads and leads nothing, and the other
     half leads and reads nothing.  `max_restarts` attempts may fail in a row before all that was
-    begun is done."""
+    begun is done.  `is_planned`: the caller plans each batch (`planned_job`); `starts`, `until`,
+    `max_offsets` and `max_restarts` have no meaning then."""
 
     plan: Plan
     executors: int
@@ -164,6 +177,7 @@ class Settings:
     max_offsets: int | None = None
     snapshot_interval_us: int = 30_000_000
     max_restarts: int = 5
+    is_planned: bool = False
 
     @property
     def readers(self) -> int:
@@ -174,6 +188,14 @@ class Settings:
     def vparts(self) -> tuple[tuple[int, int], ...]:
         """The range of virtual partitions that each executor leads."""
         return deal_vparts(self.executors, self.readers if self.is_split else 0)
+
+    @property
+    def idle_timeouts_us(self) -> dict[str, int | None]:
+        """By topic; None: never."""
+        return {
+            given.topic: None if given.idle_timeout_ms is None else given.idle_timeout_ms * 1000
+            for given in self.plan.inputs
+        }
 
     @property
     def leaders(self) -> tuple[int, ...]:
@@ -217,6 +239,7 @@ class Job:
     is_asking: bool = False  # an `AskEnds` is not answered yet
     is_stopping: bool = False
     restarts: int = 0
+    planned: Planned | None = None  # of a planned job: the batch that is to run, or has run
 
     @property
     def last(self) -> int:
@@ -225,7 +248,9 @@ class Job:
 
     @property
     def last_committed(self) -> int:
-        return NO_BATCH if self.committed is None else self.committed.number
+        """The newest batch that is committed; of a planned job, perhaps not in the log yet."""
+        logged = NO_BATCH if self.committed is None else self.committed.number
+        return logged if self.planned is None else max(logged, self.planned.number - 1)
 
     @property
     def is_all_in_snapshot(self) -> bool:

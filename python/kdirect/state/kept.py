@@ -98,6 +98,14 @@ class KeptState:
             view.release()
             mapped.close()
 
+    def rows(self, batch: int) -> pa.RecordBatchReader:
+        """The kept rows of `batch`, mapped for as long as any of them is held: what replaces or
+        removes the file changes nothing of them."""
+        found = self._kept_output()
+        if found is None or found[0] != batch:
+            raise StateError(f"executor {self._executor} does not keep the output of batch {batch}")
+        return pa.ipc.open_stream(pa.memory_map(str(self._output)))
+
     def belong(self, owner: Owner) -> None:
         """Say whose files these are, where the coordinator has not, and remove those that no
         executor of the job has any more."""

@@ -49,6 +49,7 @@ from kdirect.state.batches import Partition, Progress
 from kdirect.state.batches import Phase as HeaderPhase
 from kdirect.state.clock import VectorClock
 from kdirect.state.messages import BatchDone, StartBatch
+from kdirect.state.windows import TIME_MAX
 
 
 class Page(NamedTuple):
@@ -241,6 +242,8 @@ def _ended(
     if len(leading.ended) < leading.executors:
         return leading, ()
     closes = leading.clock.closes(start.idle, start.closed_before)
+    if start.closes_all:
+        closes = TIME_MAX
     after = Progress(clock=dict(leading.clock.entries), closes=closes)
     report = Report(
         BatchDone(

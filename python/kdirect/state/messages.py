@@ -24,7 +24,13 @@ from executor      from coordinator       when
                    `TakeSnapshot`         of the state after a batch that is committed
 `SnapshotDone`                            its part is durable
 `Failed`           `Stop`                 an error that ends the job; the end
+`Arrived`          `Placed`               of a planned job: a process comes for one batch
+                   `Leave`                of a planned job: the batch is done, hand out its output
 =================  =====================  ==========================================================
+
+In a *planned* job (`kdirect.state.planned_job`) somebody else starts the processes, for one batch
+each: tasks of Spark.  Before its hello such a process says that it has arrived and whose state its
+host has, and is told which executor it is.
 
 Pure: reading from and writing to a connection is the driver's affair.
 """
@@ -34,7 +40,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, TypeAlias, get_args
 
-from kdirect.errors import FormatError
+from kdirect import errors
+from kdirect.errors import FormatError, KdirectError, StateError
+from kdirect.model import TopicPartition
 from kdirect.state import batches
 from kdirect.state.batches import (
     MOST_EXECUTORS,
@@ -186,7 +194,8 @@ class StartBatch:
 
     That is all of them, unless some executors were cold: then the others read for them and leave
     their own state and kept output alone.  `emit` is False where the output was committed before
-    and only the state is wanted.  `clock` is that of all partitions before the batch.
+    and only the state is wanted.  `clock` is that of all partitions before the batch.  With
+    `closes_all` no batch follows, and every window is emitted.
     """
 
     type: ClassVar[str] = "start_batch"
@@ -197,6 +206,7 @@ class StartBatch:
     idle: frozenset[Partition]
     closed_before: int
     now_us: int
+    closes_all: bool = False
     vparts: tuple[tuple[int, int], ...] = ((0, VPARTS),)
     emit: bool = True
 
@@ -278,6 +288,41 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Arrived:
+    """The first words of a process that comes for batch `batch` of a planned job.  `task` tells the
+    processes of one batch apart, and a greater `start` is a newer process.  `states` are the
+    executors whose state `host` has."""
+
+    type: ClassVar[str] = "arrived"
+    batch: int
+    task: int
+    start: int
+    host: str
+    process_id: int
+    states: tuple[int, ...]
+    version: int = VERSION
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placed:
+    """The answer: be this executor."""
+
+    type: ClassVar[str] = "placed"
+    executor: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leave:
+    """All executors have done the batch and keep its output: hand out your part, and leave.
+    `counts` are those of all executors."""
+
+    type: ClassVar[str] = "leave"
+    attempt: int
+    batch: int
+    counts: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BatchOver:
     """All executors have done the batch.  Until then one that leaves would be lost to the others,
     which are in the midst of it."""
@@ -290,15 +335,20 @@ class BatchOver:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stop:
     """The end: close the channels, leave, and keep the files; with `forget`, remove them: the
-    directory of the job has all that its next start needs."""
+    directory of the job has all that its next start needs.  `error`, `message` and `hint` are those
+    of the error that ended the job, if one did."""
 
     type: ClassVar[str] = "stop"
     attempt: int
     forget: bool = False
+    error: str = ""
+    message: str = ""
+    hint: str = ""
 
 
 FromExecutor: TypeAlias = (
-    Hello
+    Arrived
+    | Hello
     | Listening
     | NotRestored
     | FetchPart
@@ -311,7 +361,8 @@ FromExecutor: TypeAlias = (
     | Failed
 )
 FromCoordinator: TypeAlias = (
-    Welcome
+    Placed
+    | Welcome
     | Restore
     | FetchedPart
     | Connect
@@ -319,10 +370,26 @@ FromCoordinator: TypeAlias = (
     | BatchOver
     | TakeOutput
     | TakeSnapshot
+    | Leave
     | Stop
 )
 Message: TypeAlias = FromExecutor | FromCoordinator
 _CLASSES: dict[str, Any] = {c.type: c for u in (FromExecutor, FromCoordinator) for c in get_args(u)}
+
+
+def error_of(said: Failed | Stop) -> KdirectError:
+    """The error that a message tells of, as one of its class."""
+    found = getattr(errors, said.error, None)
+    cls: type[KdirectError] = StateError
+    if isinstance(found, type) and issubclass(found, KdirectError):
+        cls = found
+    if isinstance(said, Failed):
+        error = cls(f"executor {said.executor}: {said.message}", hint=said.hint)
+        if said.topic:
+            error.topic_partition = TopicPartition(said.topic, said.partition)
+            error.offset = said.offset if said.offset >= 0 else None
+        return error
+    return cls(said.message or "the job has ended", hint=said.hint)
 
 
 def encode(message: Message) -> bytes:
@@ -396,6 +463,12 @@ def _counts(members: Members, name: str) -> dict[str, int]:
     return found
 
 
+def _executors(members: Members, name: str) -> tuple[int, ...]:
+    what = f"{members.what}: {name}"
+    found = members.items(name)
+    return tuple(checked_number(value, 0, MOST_EXECUTORS - 1, what) for value in found)
+
+
 def _version(members: Members, name: str) -> int:
     found = members.number(name, 0)
     if found != VERSION:
@@ -433,6 +506,7 @@ _WRITERS: dict[str, Any] = {
     "idle": batches.partitions_to_json,
     "after": lambda after: after.to_json(),
     "bad_rows": list,
+    "states": list,
 }
 _READERS: dict[str, Any] = {
     "version": _version,
@@ -457,6 +531,7 @@ _READERS: dict[str, Any] = {
     "closed_before": lambda m, name: m.number(name),
     "now_us": lambda m, name: m.number(name),
     "emit": lambda m, name: m.boolean(name),
+    "closes_all": lambda m, name: m.boolean(name),
     "forget": lambda m, name: m.boolean(name),
     "retriable": lambda m, name: m.boolean(name),
     "after": lambda m, name: Progress.from_json(m.take(name)),
@@ -465,6 +540,8 @@ _READERS: dict[str, Any] = {
     "bad_rows": lambda m, name: m.texts(name),
     "size": _not_negative,
     "start": _not_negative,
+    "task": _not_negative,
+    "states": _executors,
     "steps": _not_negative,
     "file": _file,
     "error": _text,

@@ -33,9 +33,10 @@ from kdirect.state import exchange, heartbeat, job, part_transfer
 from kdirect.state.batches import Partition, Range
 from kdirect.state.control import ControlListener, new_token
 from kdirect.state.coordinator_server import CoordinatorServer
+from kdirect.state.crew import LaunchedCrew
 from kdirect.state.directory import JobDirectory
 from kdirect.state.executor import ExecutorSettings
-from kdirect.state.launcher import Launcher, LocalLauncher
+from kdirect.state.launcher import ExecutorProcess, Launcher, LocalLauncher
 from kdirect.state.mapped import MappedDirectory
 from kdirect.state.plan import VPARTS, Plan, identity_of
 from kdirect.state.strict import shown
@@ -157,6 +158,14 @@ class StateJob:
             max_restarts=options["max_restarts"],
         )
         self._token = new_token()
+        self._crew = LaunchedCrew(
+            launcher,
+            self._executor_settings,
+            executors=self._executors,
+            max_restarts=options["max_restarts"],
+            start_timeout_s=options["start_timeout"] / 1000,
+            stall_timeout_s=options["stall_timeout"] / 1000,
+        )
         with contextlib.ExitStack() as opened:
             listener = ControlListener(options["listen_address"], self._token)
             opened.callback(listener.close)
@@ -165,10 +174,8 @@ class StateJob:
                 settings,
                 self._directory,
                 listener,
-                launcher=launcher,
-                executor_settings=self._executor_settings,
+                crew=self._crew,
                 ends=self._ends,
-                start_timeout_s=options["start_timeout"] / 1000,
                 stall_timeout_s=options["stall_timeout"] / 1000,
                 broker_timeout_s=options["broker_timeout"] / 1000,
                 trigger_interval_s=options["trigger_interval"] / 1000,
@@ -204,6 +211,11 @@ class StateJob:
                 f"the job belongs to process {self._process}, and this is a child of it",
                 hint="iterate where the job was made, or call run after the fork",
             )
+
+    @property
+    def processes(self) -> Mapping[int, ExecutorProcess]:
+        """The executors' processes that were started last."""
+        return self._crew.processes
 
     @property
     def server(self) -> CoordinatorServer:

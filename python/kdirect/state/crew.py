@@ -1,0 +1,230 @@
+"""Whose processes the executors of a job are: started by its coordinator, or come by themselves.
+
+Owns: which processes run as which executor, how many may die, and how long one is waited for.  What
+may not enter: connections and what is said on them (`kdirect.state.coordinator_server`).
+
+`LaunchedCrew` starts a process for each executor and another one when it has ended or hangs.
+`VisitingCrew` is that of a planned job: processes come for one batch, each is told which executor
+it is when all of that batch have come, and what becomes of one that hangs is the affair of whoever
+started it.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Protocol
+
+from kdirect.errors import StateError, TimedOutError
+from kdirect.state import job
+from kdirect.state.control import ControlConnection
+from kdirect.state.executor import ExecutorSettings
+from kdirect.state.launcher import ExecutorProcess, Launcher
+from kdirect.state.messages import Arrived
+from kdirect.state.planned_job import deal_executors
+
+log = logging.getLogger("kdirect.state")
+
+STOP_TIMEOUT_S = 10.0  # for all executors to leave by themselves
+
+
+class Crew(Protocol):
+    """The processes of a job.  One thread."""
+
+    def watch(self, state: job.Job) -> None:
+        """See to it that every executor has a process.  Called at each turn; raises what ends the
+        job."""
+
+    def least_start(self, executor: int) -> int:
+        """A process of this executor with an older number has been replaced."""
+
+    def came(self, executor: int) -> None:
+        """A process has said hello as this executor."""
+
+    def hangs(self, executor: int, why: str) -> None:
+        """Part with the process of an executor: it is stopped, or waits for what never comes."""
+
+    def did_batch(self) -> None:
+        """An executor has done a batch."""
+
+    def begins_attempt(self) -> None:
+        """All executors are to come, or to come back."""
+
+    def close(self) -> None:
+        """End all processes."""
+
+
+class LaunchedCrew:
+    """See the module.  `executor_settings` gives what a process of an executor must know."""
+
+    def __init__(
+        self,
+        launcher: Launcher,
+        executor_settings: Callable[[int], ExecutorSettings],
+        *,
+        executors: int,
+        max_restarts: int,
+        start_timeout_s: float,
+        stall_timeout_s: float,
+    ) -> None:
+        self._launcher = launcher
+        self._executor_settings = executor_settings
+        self._executors = executors
+        self._max_restarts = max_restarts
+        self._start_timeout_s = start_timeout_s
+        self._stall_timeout_s = stall_timeout_s
+        self._processes: dict[int, ExecutorProcess] = {}
+        self._starts: Counter[int] = Counter()  # of each executor's process
+        self._started_at: dict[int, float] = {}  # the newest one of each executor
+        self._came: set[int] = set()  # executors whose newest process has said hello
+        self._gathering_since = time.monotonic()
+        self._deaths = 0  # of processes since the last batch
+        self._why = ""  # the last process ended
+
+    @property
+    def processes(self) -> Mapping[int, ExecutorProcess]:
+        """The executors' processes that were started last."""
+        return self._processes
+
+    def least_start(self, executor: int) -> int:
+        return self._starts[executor]
+
+    def came(self, executor: int) -> None:
+        self._came.add(executor)
+
+    def did_batch(self) -> None:
+        self._deaths = 0
+
+    def begins_attempt(self) -> None:
+        self._gathering_since = time.monotonic()
+
+    def watch(self, state: job.Job) -> None:
+        for executor in range(self._executors):
+            process = self._processes.get(executor)
+            if process is not None:
+                why = process.ended()
+                if why is None:
+                    continue
+                self._bury(executor, why)
+            self._starts[executor] += 1
+            self._started_at[executor] = time.monotonic()
+            self._came.discard(executor)
+            self._processes[executor] = self._launcher.start(
+                replace(self._executor_settings(executor), start=self._starts[executor])
+            )
+        if state.phase is not job.Phase.GATHERING:
+            self._gathering_since = time.monotonic()
+            return
+        for executor in sorted(set(range(self._executors)) - state.hellos.keys()):
+            self._miss(executor)
+
+    def _miss(self, executor: int) -> None:
+        """An executor has not come, or not come back.  After too long, one that was here before
+        hangs, and its process is parted with.  TimedOutError for one that never came."""
+        was_here = executor in self._came
+        limit = self._start_timeout_s
+        if was_here:
+            limit = min(limit, self._stall_timeout_s or limit)
+        since = max(self._gathering_since, self._started_at[executor])
+        if time.monotonic() - since <= limit:
+            return
+        name = self._processes[executor].name
+        if was_here:
+            self._bury(executor, f"{name} hangs: it did not come back within {limit:g} s")
+            return
+        raise TimedOutError(
+            f"{name} did not come within {limit:g} s"
+            + (f"; before: {self._why}" if self._why else ""),
+            hint="look at this process and its host; start_timeout is the limit",
+        )
+
+    def hangs(self, executor: int, why: str) -> None:
+        process = self._processes.get(executor)
+        if process is not None:
+            self._bury(executor, f"{process.name} hangs: it {why}; stall_timeout is the limit")
+
+    def _bury(self, executor: int, why: str) -> None:
+        """See that a process is gone.  StateError if too many went without a batch in between."""
+        self._processes.pop(executor).end(0)
+        self._deaths += 1
+        self._why = why
+        log.warning("%s", why)
+        if self._deaths > self._max_restarts:
+            raise StateError(
+                f"executors ended {self._deaths} times without a batch in between; the last one:"
+                f" {why}",
+                hint="its message says why; max_restarts is the limit",
+            )
+
+    def close(self) -> None:
+        # They leave when their connections end, all at once.
+        deadline = time.monotonic() + STOP_TIMEOUT_S
+        for process in self._processes.values():
+            process.end(max(0.0, deadline - time.monotonic()))
+        self._processes.clear()
+
+
+class VisitingCrew:
+    """See the module.  A connection belongs to the crew from `arrived` until it is dealt."""
+
+    def __init__(self, executors: int) -> None:
+        self._executors = executors
+        self._waiting: dict[int, tuple[Arrived, ControlConnection]] = {}  # by task
+        self._newest: Counter[int] = Counter()  # start of the newest process, by executor
+
+    def arrived(
+        self, batch: int, said: Arrived, connection: ControlConnection
+    ) -> list[tuple[int, ControlConnection]]:
+        """A process has come for a batch, and `batch` is the one that is planned.  When it is the
+        last of all, the executor that each of them becomes."""
+        if said.batch != batch:
+            connection.close()
+            return []
+        old = self._waiting.get(said.task)
+        if old is not None and old[0].start >= said.start:
+            connection.close()
+            return []
+        if old is not None:
+            old[1].close()
+        self._waiting[said.task] = (said, connection)
+        self._forget_gone()
+        if len(self._waiting) < self._executors:
+            return []
+        waiting, self._waiting = self._waiting, {}
+        dealt = deal_executors([said for said, _ in waiting.values()])
+        for task, executor in dealt.items():
+            self._newest[executor] = waiting[task][0].start
+        return [(executor, waiting[task][1]) for task, executor in sorted(dealt.items())]
+
+    def _forget_gone(self) -> None:
+        """Whoever was started together with one that has died is ended too."""
+        for task, (said, connection) in list(self._waiting.items()):
+            if connection.has_gone():
+                log.info("task %d (process %d) left before it began", task, said.process_id)
+                del self._waiting[task]
+
+    def least_start(self, executor: int) -> int:
+        return self._newest[executor]
+
+    def came(self, executor: int) -> None:
+        pass
+
+    def did_batch(self) -> None:
+        pass
+
+    def begins_attempt(self) -> None:
+        pass
+
+    def watch(self, state: job.Job) -> None:
+        self._forget_gone()
+
+    def hangs(self, executor: int, why: str) -> None:
+        log.warning("executor %d hangs: it %s", executor, why)
+
+    def close(self) -> None:
+        for _, connection in self._waiting.values():
+            connection.close()
+        self._waiting.clear()

@@ -1,0 +1,264 @@
+"""The coordinator's side of a planned job: somebody else plans batches and starts processes.
+
+This file opens sockets, writes files and starts a thread.  Owns: the life of such a job in the
+process that plans, and how what that process says reaches the coordinator.  What may not enter:
+where the offsets of a batch come from, and who starts the executors.
+
+    job = PlannedJob(plan, source, executors=2, directory="state")
+    job.plan(0, ranges, ends)          # then two processes call visitor.visit(job.settings, batch=0)
+    job.plan(1, ranges, ends)          # batch 0 is committed
+
+The coordinator lives in a thread of its own, because the planning process has another caller to
+listen to while a batch runs.  That thread alone uses the server; others put what they want in a
+queue and wake it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import queue
+import socket
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, TypeVar
+
+from kdirect.errors import StateError
+from kdirect.state import exchange, heartbeat, job, part_transfer
+from kdirect.state.batches import Partition, Range
+from kdirect.state.control import ControlListener, close_in_children, new_token
+from kdirect.state.coordinator_server import CoordinatorServer
+from kdirect.state.crew import VisitingCrew
+from kdirect.state.directory import JobDirectory
+from kdirect.state.executor import ExecutorSettings
+from kdirect.state.plan import Plan, identity_of
+
+log = logging.getLogger("kdirect.state")
+
+JOIN_TIMEOUT_S = 10.0
+T = TypeVar("T")
+
+
+class PlannedJob:
+    """See the module.  Any thread of the process that made it; `close` it.
+
+    `source`: the settings of the executors' clients.  `options`: resolved by
+    `kdirect.options.ENGINE`.  Raises StateDirectoryError for a directory that is in use, damaged,
+    or of another plan."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        source: Mapping[str, Any],
+        *,
+        executors: int,
+        directory: str | Path | None,
+        options: Mapping[str, Any],
+        mode: str = "slash",
+    ) -> None:
+        self.plan_of_job = plan
+        self._source = dict(source)
+        self._options = options
+        self._executors = executors
+        self._mode = mode
+        self._closed = False
+        self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self.exchange, self.exchange_reason = exchange.choose(
+            options["exchange"], options["provider"]
+        )
+        with contextlib.ExitStack() as opened:
+            job_file = {"plan": identity_of(plan), "overflow": getattr(plan, "overflow", None)}
+            self._directory = JobDirectory.open(directory, job_file, plan_hash=plan.hash)
+            opened.callback(self._directory.close)
+            self._mapped = self._directory.map_state(options["state_memory"])
+            opened.callback(self._leave_memory)
+            self._token = new_token()
+            listener = ControlListener(options["listen_address"], self._token)
+            opened.callback(listener.close)
+            self._address = listener.address
+            self._server = CoordinatorServer(
+                self._settings(),
+                self._directory,
+                listener,
+                crew=VisitingCrew(executors),
+                ends=dict,
+                stall_timeout_s=options["stall_timeout"] / 1000,
+            )
+            opened.callback(self._server.close)
+            self._wake, self._wakes = socket.socketpair()
+            for end in (self._wake, self._wakes):
+                close_in_children(end)
+                end.setblocking(False)
+                opened.callback(end.close)
+            self._opened = opened.pop_all()
+        self._thread = threading.Thread(target=self._run, name="kdirect-slash", daemon=True)
+        self._thread.start()
+
+    def _settings(self) -> job.Settings:
+        return job.Settings(
+            plan=self.plan_of_job,
+            executors=self._executors,
+            options=self._for_executors(),
+            snapshot_interval_us=int(self._options["snapshot_interval"]) * 1000,
+            is_planned=True,
+        )
+
+    # -- for the planning process ------------------------------------------------------------------
+
+    @property
+    def settings(self) -> ExecutorSettings:
+        """What a process must know to come: it holds the token of the job."""
+        options = self._options
+        host, port = self._address
+        return ExecutorSettings(
+            host=options["advertised_address"] or host,
+            port=port,
+            token=self._token,
+            executor=0,
+            executors=self._executors,
+            memory=str(self._mapped.path),
+            exchange=self.exchange,
+            provider=options["provider"],
+            slots=options["slots"],
+            slot_bytes=options["slot_bytes"],
+            state_limit=options["state_limit"],
+            fragment_limit=options["fragment_limit"],
+        )
+
+    @property
+    def identity(self) -> str:
+        """The random name of the job, made at its first start."""
+        return self._directory.identity
+
+    @property
+    def directory(self) -> Path:
+        return self._directory.path
+
+    @property
+    def memory(self) -> Path:
+        """Where executors map their state."""
+        return self._mapped.path
+
+    @property
+    def last(self) -> int:
+        """The newest batch that was begun; NO_BATCH for none."""
+        return self._call(lambda: self._server.last)
+
+    def plan(
+        self,
+        number: int,
+        ranges: Mapping[Partition, Range],
+        ends: Mapping[Partition, Range],
+        *,
+        closes_all: bool = False,
+    ) -> None:
+        """Batch `number` reads `ranges` (every partition is there, also those with nothing new),
+        and all batches before it are committed.  `ends`: the first and the next offset of each
+        partition.  It runs when its executors have come, and once more for those that come again.
+        `closes_all`: it is the last one, and all windows are emitted.
+
+        Raises StateDirectoryError where the batch does not follow what the directory has, and
+        DataLossError where records that it reads are gone."""
+
+        def call() -> None:
+            self._server.plan(number, ranges, ends, closes_all=closes_all)
+
+        self._call(call)
+
+    def would_close(self, ends: Mapping[Partition, Range]) -> bool:
+        """Would a batch that reads nothing emit windows, because partitions have become idle?"""
+        return self._call(lambda: self._server.would_close(ends))
+
+    def figures(self) -> tuple[int, Counter[str], dict[str, int]]:
+        """The newest batch that was done, its counts, and the metrics of the room `state`."""
+        return self._call(
+            lambda: (self._server.done, self._server.batch_counts, self._server.statistics())
+        )
+
+    def close(self) -> None:
+        """End the coordinator, as if it had been killed: what is mapped and what is on disk stays.
+        A job without a directory of its own goes whole."""
+        if self._closed or self._thread is threading.current_thread():
+            return
+        self._closed = True
+        self._wake_up()
+        self._thread.join(JOIN_TIMEOUT_S)
+        self._opened.close()
+
+    def __enter__(self) -> PlannedJob:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # -- the thread --------------------------------------------------------------------------------
+
+    def _call(self, function: Callable[[], T]) -> T:
+        """Let the coordinator's thread call `function`, and wait for what it returns or raises."""
+        answer: Future[T] = Future()
+
+        def call() -> None:
+            try:
+                answer.set_result(function())
+            except BaseException as e:
+                answer.set_exception(e)
+
+        if self._closed or not self._thread.is_alive():
+            raise StateError("the job has been closed", hint="start the query again")
+        self._calls.put(call)
+        self._wake_up()
+        while True:
+            with contextlib.suppress(TimeoutError):
+                return answer.result(timeout=1.0)
+            if not self._thread.is_alive() and not answer.done():
+                raise StateError("the coordinator of the job has ended; its log says why")
+
+    def _wake_up(self) -> None:
+        with contextlib.suppress(OSError):
+            self._wake.send(b"\0")
+
+    def _run(self) -> None:
+        process = os.getpid()
+        while not self._closed and os.getpid() == process:
+            with contextlib.suppress(BlockingIOError):
+                while self._wakes.recv(4096):
+                    pass
+            with contextlib.suppress(queue.Empty):
+                while True:
+                    self._calls.get_nowait()()
+            if self._closed:
+                return
+            try:
+                self._server.turn(self._wakes.fileno())
+            except Exception:
+                log.exception("the coordinator of a job has ended")
+                raise
+
+    # -- files -------------------------------------------------------------------------------------
+
+    def _leave_memory(self) -> None:
+        if self._directory.temporary:
+            self._mapped.remove()
+        else:
+            self._mapped.close()
+
+    def _for_executors(self) -> dict[str, Any]:
+        options = self._options
+        return {
+            "source": self._source,
+            "owner": asdict(self._directory.owner),
+            "snapshots": str(self._directory.snapshots.resolve()),
+            "snapshots_mark": part_transfer.leave_mark(self._directory.snapshots),
+            "heartbeat_interval_ms": int(
+                heartbeat.interval_s(options["stall_timeout"] / 1e3) * 1e3
+            ),
+            "mode": self._mode,
+            "adaptive_ratio": options["adaptive_ratio"],
+            "epoch_bytes": options["epoch_bytes"],
+            "block_rows": options["block_rows"],
+        }
