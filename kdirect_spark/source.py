@@ -37,6 +37,7 @@ from kdirect_spark import offsets, worker
 from kdirect_spark.offsets import AtTimes, Limit, OffsetRange, Offsets, Plan
 from kdirect_spark.prefetch import prefetched
 from kdirect_spark.settings import SourceSettings
+from kdirect_spark.slash.checkpoint import refuse_accelerated
 
 try:  # pyspark 4.2 and later: the engine passes the start offset and a read limit to latestOffset
     from pyspark.sql.streaming.datasource import (
@@ -295,23 +296,33 @@ class _StreamReader(DataSourceStreamReader):
         return offsets.to_json(initial)
 
     def partitions(self, start: dict, end: dict) -> list[InputPartition]:
+        plan = self.plan(start, end)
+        return [] if plan is None else self._view.input_partitions(plan)
+
+    def plan(self, start: dict, end: dict) -> Plan | None:
+        """What the micro-batch between these offsets reads; None if it is empty.  Raises
+        DataLossError, or logs a warning, if records are gone."""
+        refuse_accelerated(start)
         if start == end:
-            return []
+            return None
         begin, stop = offsets.from_json(start, "start offset"), offsets.from_json(end, "end offset")
         is_start = begin == self._start.offsets
         if self._start.repeats_first(begin):
             # The first micro-batch did not finish and runs again.  Its end is in the checkpoint,
             # but its start was resolved again.
             if self._start.was_empty(stop):
-                return []
+                return None
             # Partitions that were added since then belong to the next micro-batch.
             begin = {tp: n for tp, n in begin.items() if tp in stop}
         watermarks = self._view.watermarks(sorted(begin.keys() | stop.keys()))
         if self._planned is None or self._planned[0] != start:
             self._planned = (start, self._view.take_created_again())
         plan = offsets.plan_stream(begin, stop, watermarks, self._planned[1], is_start=is_start)
-        plan.check(self._settings.fail_on_data_loss, log.warning)
-        return self._view.input_partitions(plan)
+        return plan.check(self._settings.fail_on_data_loss, log.warning)
+
+    def watermarks(self, end: dict) -> dict[TopicPartition, tuple[int, int]]:
+        """(log start offset, high watermark) of the partitions of an offset that exist."""
+        return self._view.watermarks(sorted(offsets.from_json(end, "end offset")))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read_range(self._settings, partition)
@@ -403,6 +414,7 @@ if ADMISSION_CONTROL:
             return ReadAllAvailable()
 
         def latestOffset(self, start: dict, limit: Any) -> dict:
+            refuse_accelerated(start)
             begin = offsets.from_json(start, "start offset")
             # Everything before `begin` has been processed.  That includes the last micro-batch,
             # for which the engine may never call commit().

@@ -25,6 +25,7 @@ _tasks = 0
 _pid = 0
 _lock = threading.Lock()
 _producers: dict[tuple, Any] = {}
+_sessions: dict[tuple, Any] = {}
 
 
 def settle() -> None:
@@ -42,6 +43,15 @@ def session(settings: dict[str, Any]) -> Any:
     from kdirect.client.session import connect
 
     return connect(settings)
+
+
+def keep_session(settings: dict[str, Any]) -> None:
+    """Keep the connections of `settings` open from task to task, whoever uses them."""
+    key = _key(settings)
+    with _lock:
+        _own_process()
+        if key not in _sessions:
+            _sessions[key] = session(settings)
 
 
 def producer(settings: dict[str, Any]) -> Any:
@@ -71,6 +81,7 @@ def _own_process() -> None:
     if _pid != os.getpid():
         _pid, _tasks = os.getpid(), 0
         _producers.clear()
+        _sessions.clear()
 
 
 def _key(settings: dict[str, Any]) -> tuple:

@@ -311,6 +311,10 @@ class StateDirectoryError(StateError):
     """The directory of a job is in use, damaged, or belongs to another job."""
 
 
+class CheckpointError(StateError):
+    """The checkpoint of a query belongs to another kind of query, or is damaged."""
+
+
 class CoordinatorUnavailableError(StateError):
     """The coordinator of a job cannot be reached: the job has ended, or its address is wrong."""
 

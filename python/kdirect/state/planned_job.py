@@ -31,7 +31,10 @@ def check_planned(job: Job, plan: Planned) -> None:
     the caller's records and the directory do not belong together."""
     committed = NO_BATCH if job.committed is None else job.committed.number
     if plan.number == job.last and committed < job.last:
-        if dict(plan.ranges) != job.records[job.last].ranges:
+        # Only the ends: where the first batch began is known here alone, and need not be kept by
+        # the caller until that batch is done.
+        ends = {tp: range_.end for tp, range_ in plan.ranges.items()}
+        if ends != {tp: range_.end for tp, range_ in job.records[job.last].ranges.items()}:
             raise StateDirectoryError(
                 f"batch {plan.number} was begun with other offsets than it is to be repeated with",
                 hint=_OLD_COPY,

@@ -5,8 +5,8 @@ process that plans, and how what that process says reaches the coordinator.  Wha
 where the offsets of a batch come from, and who starts the executors.
 
     job = PlannedJob(plan, source, executors=2, directory="state")
-    job.plan(0, ranges, ends)          # then two processes call visitor.visit(job.settings, batch=0)
-    job.plan(1, ranges, ends)          # batch 0 is committed
+    job.plan(0, ranges, ends)   # then two processes call visitor.visit(job.settings, batch=0, ..)
+    job.plan(1, ranges, ends)   # batch 0 is committed
 
 The coordinator lives in a thread of its own, because the planning process has another caller to
 listen to while a batch runs.  That thread alone uses the server; others put what they want in a
@@ -48,8 +48,9 @@ class PlannedJob:
     """See the module.  Any thread of the process that made it; `close` it.
 
     `source`: the settings of the executors' clients.  `options`: resolved by
-    `kdirect.options.ENGINE`.  Raises StateDirectoryError for a directory that is in use, damaged,
-    or of another plan."""
+    `kdirect.options.ENGINE`.  `caller` is the caller's own name of the job: a directory that was
+    made under another one is refused.  Raises StateDirectoryError for a directory that is in use,
+    damaged, or of another plan."""
 
     def __init__(
         self,
@@ -60,6 +61,7 @@ class PlannedJob:
         directory: str | Path | None,
         options: Mapping[str, Any],
         mode: str = "slash",
+        caller: str = "",
     ) -> None:
         self.plan_of_job = plan
         self._source = dict(source)
@@ -72,7 +74,11 @@ class PlannedJob:
             options["exchange"], options["provider"]
         )
         with contextlib.ExitStack() as opened:
-            job_file = {"plan": identity_of(plan), "overflow": getattr(plan, "overflow", None)}
+            job_file = {
+                "plan": identity_of(plan),
+                "overflow": getattr(plan, "overflow", None),
+                "caller": caller,
+            }
             self._directory = JobDirectory.open(directory, job_file, plan_hash=plan.hash)
             opened.callback(self._directory.close)
             self._mapped = self._directory.map_state(options["state_memory"])

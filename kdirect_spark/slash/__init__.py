@@ -1,0 +1,20 @@
+"""Slash in PySpark: `accelerate` a DataFrame over `format("kdirect")`, and nothing is shuffled.
+
+Law of the room: it turns a query of Spark into a plan of the state engine (`kdirect.state`), and
+runs that in Spark's tasks.  Reading a plan, offsets and control rows are pure; `query` and
+`session_facts` are the only files that call Spark's JVM.
+
+This module only names what users need; each name is loaded when it is first used.
+"""
+
+from __future__ import annotations
+
+from kdirect.lazy_names import lazy_names as _lazy_names
+
+_HOME = {
+    "accelerate": "kdirect_spark.slash.query",
+    "explain": "kdirect_spark.slash.query",
+}
+
+__all__ = sorted(_HOME)  # noqa: PLE0605 - the table above spells it out
+__getattr__, __dir__ = _lazy_names(__name__, _HOME)
