@@ -588,9 +588,22 @@ METRICS: tuple[Metric, ...] = (
         "state",
         "Buffers sent: pages, and the ends of epochs and batches; over RDMA a WRITE each.",
     ),
+    Metric(
+        "credit_waits",
+        "events",
+        "state",
+        "Times that an executor had a buffer to send and no credit of its receiver.",
+    ),
     Metric("merged", "entries", "state", "Entries and rows that leaders merged."),
     Metric("dropped_old_attempt", "buffers", "state", "Buffers of older attempts, without effect."),
     Metric("dropped_repeated", "buffers", "state", "Buffers that came again, without effect."),
+    Metric(
+        "keys",
+        "keys",
+        "state",
+        "Keys in the windows that were open, when the last batch had been read and before it "
+        "emitted; of sliding windows, in each slice.",
+    ),
     Metric("rows_out", "rows", "state", "Rows of windows emitted; without windows, keys changed."),
     Metric(
         "waits", "events", "state", "Times that an executor slept because it had nothing to do."

@@ -364,6 +364,10 @@ class AppendState:
 
     # -- windows that end --------------------------------------------------------------------------
 
+    def keys_held(self) -> int:
+        """Keys in all tables."""
+        return sum(table.keys for table in self.tables.values())
+
     def trigger(self, closes: int) -> Iterator[pa.RecordBatch]:
         """Yields the results of the windows that the clock has closed, in blocks, and drops them.
         If it is left half way, the next trigger yields the rest first, and until then nothing else

@@ -247,6 +247,10 @@ class Backend:
             return sum(self.engine.merge(sender, address, length))
 
     # -- results -----------------------------------------------------------------------------------
+    def keys_held(self) -> int:
+        """Keys in all tables; of sliding windows, in each slice."""
+        return sum(len(self.engine.table(bucket)) for bucket in self.engine.slots)
+
     def trigger(self, closes: int = TIME_MIN) -> list[pa.RecordBatch]:
         """Emit the windows whose end is at `closes` or before, in order, and drop what no open
         window needs.  Without windows: the keys that changed since the last trigger."""

@@ -294,6 +294,7 @@ class BatchRun:
     def _send(self, peer: int) -> scheduler.Task:
         """Send what is on its way to a peer, as it gives credits, until the batch has ended."""
         sender = self._tools.exchange.senders[peer]
+        lacked_credit = False
         while True:
             out = self._outgoing[peer]
             if out is None:
@@ -303,6 +304,9 @@ class BatchRun:
             while self._outgoing[peer] is not None and sender.may_send:
                 self._send_buffer(peer, sender, out)
                 worked = True
+            lacks_credit = self._outgoing[peer] is not None
+            self._result.counts["credit_waits"] += lacks_credit and not lacked_credit
+            lacked_credit = lacks_credit and not worked
             if self._outgoing[peer] is None and out.flags == FLAG_END_OF_BATCH:
                 return
             yield worked
@@ -409,6 +413,7 @@ class BatchRun:
                 )
             case leader.Trigger(_, closes, _):
                 tools.observer.at(Step.TRIGGER, result.batch)
+                result.counts["keys"] = tools.state.keys()
                 for rows in tools.state.trigger(closes):
                     tools.stepped()
                     result.output.append(rows)

@@ -40,11 +40,13 @@ from kdirect.state.crew import Crew, VisitingCrew
 from kdirect.state.directory import JobDirectory
 from kdirect.state.heartbeat import Watch
 from kdirect.state.part_transfer import Arriving
+from kdirect.state.windows import TIME_MIN
 
 log = logging.getLogger("kdirect.state")
 
 PAUSE_S = 0.05  # between two looks at topics that had nothing new
 BROKER_PAUSE_S = 0.5  # between two questions to brokers that do not answer
+LEVELS = ("state_bytes", "keys")  # counts of a batch that are no sums over batches
 ATTEMPTS_AHEAD = 1 << 20
 TURN_S = 0.2  # the longest sleep: then it is looked whether processes have ended
 HELLO_TIMEOUT_S = 20.0  # after the token
@@ -155,7 +157,8 @@ class CoordinatorServer:
         counts once."""
         found = Counter(self._counted)
         found.update(self.batch_counts)
-        found.pop("state_bytes", None)
+        for name in LEVELS:
+            found.pop(name, None)
         return found
 
     @property
@@ -169,7 +172,7 @@ class CoordinatorServer:
     def statistics(self) -> dict[str, int]:
         """All metrics of the room `state`."""
         found = dict.fromkeys(metrics.names("state"), 0) | self.counts | self._ordered
-        found |= {"attempts": self.attempt, "state_bytes": self.batch_counts["state_bytes"]}
+        found |= {"attempts": self.attempt} | {name: self.batch_counts[name] for name in LEVELS}
         return found
 
     def _count(self, done: messages.BatchDone) -> None:
@@ -583,8 +586,11 @@ class CoordinatorServer:
     def _let_leave(self, batch: int) -> None:
         """All executors hand out what they keep of a batch, and leave."""
         counts = dict(self.batch_counts)
+        closes = TIME_MIN if self._job.after is None else self._job.after.closes
         for executor in list(self._connections):
-            leave = messages.Leave(attempt=self._job.attempt, batch=batch, counts=counts)
+            leave = messages.Leave(
+                attempt=self._job.attempt, batch=batch, closes=closes, counts=counts
+            )
             self._tell(executor, leave)
         self.done = batch
 

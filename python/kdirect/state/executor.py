@@ -216,14 +216,14 @@ class Executor:
                 return result
             result = self._treat(message) or result
 
-    def visit(self) -> dict[str, int]:
+    def visit(self) -> messages.Leave:
         """Of a planned job: do what the coordinator asks for until the batch is done and this
-        process may leave; the counts of all executors.  Raises what ended the job."""
+        process may leave.  Raises what ended the job."""
         while True:
             message = self._next(None)
             if isinstance(message, messages.Leave):
                 self._writer.wait()
-                return message.counts
+                return message
             if isinstance(message, messages.Stop):
                 raise messages.error_of(message)
             self._treat(message)

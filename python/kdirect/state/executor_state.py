@@ -62,6 +62,9 @@ class State(Protocol):
     def merge(self, sender: int, buffer: ReceivingEnd) -> int:
         """Merge the present buffer of a channel; how many entries or rows it had."""
 
+    def keys(self) -> int:
+        """How many keys there are in the open windows that this executor leads."""
+
     def trigger(self, closes: int) -> Iterable[pa.RecordBatch]:
         """Emit and drop the windows that the clock has closed."""
 
@@ -178,6 +181,9 @@ class CellState:
     def merge(self, sender: int, buffer: ReceivingEnd) -> int:
         return self._backend.merge(sender, buffer.address, buffer.length)
 
+    def keys(self) -> int:
+        return self._backend.keys_held()
+
     def trigger(self, closes: int) -> Iterable[pa.RecordBatch]:
         return self._backend.trigger(closes)
 
@@ -251,6 +257,9 @@ class ChainState:
 
     def merge(self, sender: int, buffer: ReceivingEnd) -> int:
         return self._state.merge(sender, buffer.payload)
+
+    def keys(self) -> int:
+        return self._state.keys_held()
 
     def trigger(self, closes: int) -> Iterable[pa.RecordBatch]:
         return self._state.trigger(closes)

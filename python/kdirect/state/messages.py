@@ -314,11 +314,13 @@ class Placed:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leave:
     """All executors have done the batch and keep its output: hand out your part, and leave.
-    `counts` are those of all executors."""
+    `counts` are those of all executors, and `closes` is the time below which all windows were
+    emitted."""
 
     type: ClassVar[str] = "leave"
     attempt: int
     batch: int
+    closes: int
     counts: dict[str, int] = field(default_factory=dict)
 
 
@@ -531,6 +533,7 @@ _READERS: dict[str, Any] = {
     "closed_before": lambda m, name: m.number(name),
     "now_us": lambda m, name: m.number(name),
     "emit": lambda m, name: m.boolean(name),
+    "closes": lambda m, name: m.number(name),
     "closes_all": lambda m, name: m.boolean(name),
     "forget": lambda m, name: m.boolean(name),
     "retriable": lambda m, name: m.boolean(name),

@@ -23,6 +23,7 @@ from kdirect.errors import StateProtocolError
 from kdirect.state import control, messages
 from kdirect.state.batch_run import Observer
 from kdirect.state.executor import Executor, ExecutorSettings
+from kdirect.state.windows import TIME_MAX, TIME_MIN
 
 _STATE = re.compile(r"state-(\d{1,3})")
 
@@ -30,11 +31,13 @@ _STATE = re.compile(r"state-(\d{1,3})")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Visit:
     """What a process has of a batch that all executors have done: its own part of the rows, and the
-    counts of all executors (`docs/metrics.md`, state)."""
+    counts of all executors (`docs/metrics.md`, state).  `closes`: the event time in microseconds
+    below which all windows were emitted; None before the first and after the last."""
 
     executor: int
     batch: int
     counts: Mapping[str, int]
+    closes: int | None
     rows: pa.RecordBatchReader
 
     def batches(self) -> Iterator[pa.RecordBatch]:
@@ -82,9 +85,15 @@ def visit(
         connection.close()
         raise
     with executor:
-        counts = executor.visit()
+        leave = executor.visit()
         rows = executor.kept_rows(batch)
-    return Visit(executor=placed.executor, batch=batch, counts=counts, rows=rows)
+    return Visit(
+        executor=placed.executor,
+        batch=batch,
+        counts=leave.counts,
+        closes=leave.closes if TIME_MIN < leave.closes < TIME_MAX else None,
+        rows=rows,
+    )
 
 
 def _states(memory: Path, executors: int) -> tuple[int, ...]:

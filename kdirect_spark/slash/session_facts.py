@@ -1,0 +1,87 @@
+"""What Spark's JVM knows of a DataFrame and its session: the only file of the room that asks it.
+
+Law: it reads, and decides nothing.  The calls are of classes that are not public API; they were
+checked for the versions of Spark in `VERSIONS`, and an error of one names this module's reason.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from kdirect.errors import UnsupportedPlanError
+
+STREAMING = "StreamingRelationV2"
+BATCH = ("DataSourceV2Relation", "RelationV2", "StreamingDataSourceV2Relation")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Relation:
+    """A leaf of the analyzed plan: `source` is the name of its data source, or its class."""
+
+    source: str
+    options: dict[str, str]
+    is_streaming: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """How many tasks can run at the same time, and what may change that."""
+
+    slots: int
+    dynamic_allocation: bool
+    is_local: bool
+    driver_host: str
+
+
+def analyzed_json(df: Any) -> str:
+    """The analyzed plan of a DataFrame, as JSON."""
+    return str(_java(df).queryExecution().analyzed().toJSON())
+
+
+def relations(df: Any) -> list[Relation]:
+    """The leaves of the analyzed plan, in pre-order."""
+    leaves = _java(df).queryExecution().analyzed().collectLeaves()
+    return [_relation(leaves.apply(i)) for i in range(leaves.size())]
+
+
+def _relation(leaf: Any) -> Relation:
+    kind = str(leaf.getClass().getSimpleName())
+    if kind == STREAMING:
+        return Relation(
+            source=str(leaf.sourceName()), options=_options(leaf.extraOptions()), is_streaming=True
+        )
+    if kind in BATCH:
+        return Relation(
+            source=str(leaf.table().name()), options=_options(leaf.options()), is_streaming=False
+        )
+    return Relation(source=kind, options={}, is_streaming=bool(leaf.isStreaming()))
+
+
+def _options(found: Any) -> dict[str, str]:
+    return {str(name): str(value) for name, value in dict(found.asCaseSensitiveMap()).items()}
+
+
+def cluster(session: Any) -> Cluster:
+    """What the session's cluster has now."""
+    context = session.sparkContext
+    java = context._jsc.sc()
+    conf = context.getConf()
+    return Cluster(
+        slots=int(
+            java.maxNumConcurrentTasks(java.resourceProfileManager().defaultResourceProfile())
+        ),
+        dynamic_allocation=conf.get("spark.dynamicAllocation.enabled", "false").lower() == "true",
+        is_local=str(context.master).startswith("local"),
+        driver_host=str(conf.get("spark.driver.host", "127.0.0.1")),
+    )
+
+
+def _java(df: Any) -> Any:
+    found = getattr(df, "_jdf", None)
+    if found is None:
+        raise UnsupportedPlanError(
+            "accelerate: this DataFrame is one of Spark Connect, whose plan cannot be read here",
+            hint="use a classic session (SparkSession.builder.master(..)), or run it unwrapped",
+        )
+    return found
