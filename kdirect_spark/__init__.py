@@ -1,12 +1,13 @@
 """Spark connector: `spark.read.format("kdirect")`, `spark.readStream`, `df.write` and
 `df.writeStream`.
 
-Law of the room: it imports `kdirect.client`, `kdirect.format` and the rows of `kdirect.options`,
-and never the broker or the log.
+Law of the room: it imports `kdirect.client`, `kdirect.format`, the rows of `kdirect.options`, and
+of `kdirect.state` the words of a plan and the source of typed values; never the broker or the log.
 
-Reading order: settings (what the options mean), offsets (planning, pure), source and prefetch
-(reading), sink (writing), datasource (the class that Spark instantiates), worker (what a Spark
-worker process keeps), environment (Spark sessions).
+Reading order: settings (what the options mean) and values (those of values), offsets (planning,
+pure), broker_view and source (planning, with a broker), reading and prefetch (in a task), sink
+(writing), datasource (the class that Spark instantiates), worker (what a Spark worker process
+keeps), environment (Spark sessions).
 """
 
 from kdirect_spark.environment import configure, session_builder

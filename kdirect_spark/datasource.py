@@ -49,7 +49,9 @@ HEADERS = StructField(
 
 
 def row_schema(settings: SourceSettings) -> StructType:
-    """The row of Spark's Kafka connector, or the selected columns of it."""
+    """The row of Spark's Kafka connector, or that of the values, or the selected columns of it."""
+    if settings.values is not None:
+        return settings.values.row(settings.columns)
     row = [*KAFKA_ROW.fields, HEADERS] if settings.include_headers else KAFKA_ROW.fields
     return StructType(
         row
@@ -83,12 +85,26 @@ class KdirectDataSource(DataSource):
 
     def _source(self, schema: StructType, *, streaming: bool) -> SourceSettings:
         options: MutableMapping[str, str] = self.options
-        settings = source_settings(options, streaming=streaming)
+        settings = source_settings(options, streaming=streaming, schema=schema)
         expected = row_schema(settings)
-        if schema.simpleString() != expected.simpleString():
+        same = schema.simpleString() == expected.simpleString()
+        if settings.values is not None and not (same and all(f.nullable for f in schema)):
+            raise ConfigError(
+                f"by its options this query has the columns {expected.simpleString()}, by "
+                f".schema(...) {_with_nullability(schema)}",
+                hint="remove .schema(...), or else valueSchema and columns",
+            )
+        if not same:
             raise ConfigError(
                 f"kdirect's rows have a fixed schema, {expected.simpleString()}, "
                 f"not {schema.simpleString()}",
                 hint="remove .schema(...) and select or parse the columns afterwards",
             )
         return settings
+
+
+def _with_nullability(schema: StructType) -> str:
+    fields = [
+        f"{f.name}:{f.dataType.simpleString()}{'' if f.nullable else ' NOT NULL'}" for f in schema
+    ]
+    return f"struct<{','.join(fields)}>"

@@ -2,17 +2,20 @@
 
 Law: pure; no I/O.  Names, kinds, defaults and help are rows of `kdirect.options.SPARK` and
 `CLIENT`.  This module owns what a row cannot say: which options exclude each other, which belong to
-a batch or a stream, and which takes precedence.  A known option without effect here is an error
-with its reason.  If it only tunes a Kafka client, it is a line in the log instead.
+a batch or a stream, and which takes precedence; `values` owns what the options of values mean.  A
+known option without effect here is an error with its reason.  If it only tunes a Kafka client, it
+is a line in the log instead.
 """
 
 from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+from pyspark.sql.types import StructType
 
 from kdirect.errors import ConfigError
 from kdirect.model import check_topic_name
@@ -30,6 +33,7 @@ from kdirect_spark.offsets import (
     from_json,
     partitions_from_json,
 )
+from kdirect_spark.values import ValueSettings, value_settings
 
 FORMAT = "kdirect"
 
@@ -79,6 +83,7 @@ _SUBSCRIPTIONS = ("assign", "subscribe", "subscribePattern")
 _ENDING = ("endingTimestamp", "endingOffsetsByTimestamp", "endingOffsets")
 COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType")
 HEADERS = "headers"
+_OF_VALUES = ("valueSchema", "valueSize", "valueMode")  # without effect where values stay bytes
 _STREAM_ONLY = (
     "maxOffsetsPerTrigger",
     "minOffsetsPerTrigger",
@@ -105,6 +110,7 @@ class SourceSettings:
     fail_on_data_loss: bool = True
     include_headers: bool = False
     columns: tuple[str, ...] | None = None  # None: all
+    values: ValueSettings | None = None  # None: values stay bytes, and rows are Kafka's
     retries: int = 3
     retry_interval_ms: int = 10
     max_offsets: int | None = None
@@ -129,9 +135,12 @@ class SinkSettings:
     warnings: tuple[str, ...] = ()
 
 
-def source_settings(options: Mapping[str, str], *, streaming: bool | None) -> SourceSettings:
+def source_settings(
+    options: Mapping[str, str], *, streaming: bool | None, schema: StructType | None = None
+) -> SourceSettings:
     """Check the options of a source.  `streaming` is None while it is not known whether the query
-    is a batch or a stream; then only what both refuse is refused.  Raises ConfigError."""
+    is a batch or a stream; then only what both refuse is refused.  `schema` is that of the query,
+    where it is known: values of a valueFormat without valueSchema have it.  Raises ConfigError."""
     own, client, warnings = _sort(options, REFUSED_SOURCE, "source")
     given = {SPARK.find(name).name for name in own}
     _check_belongs(given, streaming)
@@ -140,6 +149,7 @@ def source_settings(options: Mapping[str, str], *, streaming: bool | None) -> So
     starting, starting_option = _starting(values, streaming)
     ending, ending_option = _ending(values)
     _check_trigger(values)
+    decoded = _values(values, given, schema)
     task_client = dict(client)
     task_client.setdefault("request.timeout.ms", values["kafkaConsumer.pollTimeoutMs"])
     return SourceSettings(
@@ -152,7 +162,8 @@ def source_settings(options: Mapping[str, str], *, streaming: bool | None) -> So
         ending_option=ending_option,
         fail_on_data_loss=values["failOnDataLoss"],
         include_headers=values["includeHeaders"],
-        columns=_columns(values["columns"], values["includeHeaders"]),
+        columns=_columns(values["columns"], values["includeHeaders"], decoded),
+        values=decoded,
         retries=values["fetchOffset.numRetries"],
         retry_interval_ms=values["fetchOffset.retryIntervalMs"],
         max_offsets=values["maxOffsetsPerTrigger"],
@@ -365,11 +376,40 @@ def _subscription(values: dict[str, Any], given: set[str]) -> Subscription:
     return SubscribePattern(pattern)
 
 
-def _columns(names: list[str] | None, include_headers: bool) -> tuple[str, ...] | None:
+def _values(
+    values: dict[str, Any], given: set[str], schema: StructType | None
+) -> ValueSettings | None:
+    """How values are decoded; None if they stay bytes."""
+    if values["valueFormat"] is None:
+        for name in _OF_VALUES:
+            if name in given:
+                raise ConfigError(
+                    f"option {name} has no effect without valueFormat",
+                    hint="set valueFormat to fixed, json or arrow, or remove the option",
+                )
+        return None
+    if values["includeHeaders"]:
+        raise ConfigError(
+            "options includeHeaders and valueFormat exclude each other",
+            hint="remove one: with valueFormat a row has the columns of the value only",
+        )
+    return value_settings(
+        values["valueFormat"],
+        schema_text=values["valueSchema"],
+        size=values["valueSize"],
+        mode=values["valueMode"],
+        spark_schema=schema,
+    )
+
+
+def _columns(
+    names: list[str] | None, include_headers: bool, values: ValueSettings | None
+) -> tuple[str, ...] | None:
     """The named columns of a row, in the row's order; None means all of them."""
     if names is None:
         return None
-    there = {name.lower(): name for name in (*COLUMNS, HEADERS)}
+    row: Sequence[str] = (*COLUMNS, HEADERS) if values is None else values.names
+    there = {name.lower(): name for name in row}
     wanted = set()
     for name in names:
         if name.lower() not in there:
@@ -383,7 +423,7 @@ def _columns(names: list[str] | None, include_headers: bool) -> tuple[str, ...] 
             "option columns names no column",
             hint="give names separated by commas, or remove the option to read all columns",
         )
-    if HEADERS in wanted and not include_headers:
+    if values is None and HEADERS in wanted and not include_headers:
         raise ConfigError(
             "option columns: headers are read only with includeHeaders",
             hint="set includeHeaders to true",

@@ -1,9 +1,8 @@
 """Readers of Spark's Python Data Source API: a batch and a stream of micro-batches.
 
-Law: planning (topics, offsets, ranges) runs in the driver's planner process, and reading runs in
-Spark's tasks.  Both reach the broker through `worker.session` only, and at first use only, because
-Spark builds readers in one process and uses them in another.  `offsets` decides what is planned;
-this module does the I/O.
+Law: planning (topics, offsets, ranges) runs in the driver's planner process, and is here; reading
+runs in Spark's tasks, and is in `reading`.  Spark builds readers in one process and uses them in
+another.  `offsets` decides what is planned; the broker is asked through `BrokerView`.
 
 Life of a stream in the planner process: initialOffset for a new query, then latestOffset,
 partitions and commit in turn.  Each record between two checkpointed offsets is read exactly once.
@@ -12,30 +11,20 @@ A micro-batch that is repeated reads the same offsets again.
 
 from __future__ import annotations
 
-import json
 import logging
-import os
 import time
-from collections.abc import Generator, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 
-from kdirect.errors import (
-    ConfigError,
-    DataLossError,
-    KdirectError,
-    OffsetOutOfRangeError,
-    TruncatedLogError,
-    UnknownTopicError,
-)
+from kdirect.errors import ConfigError, KdirectError
 from kdirect.model import TopicPartition
-from kdirect_spark import offsets, worker
-from kdirect_spark.offsets import AtTimes, Limit, OffsetRange, Offsets, Plan
-from kdirect_spark.prefetch import prefetched
+from kdirect_spark import offsets
+from kdirect_spark.broker_view import BrokerView
+from kdirect_spark.offsets import Offsets
+from kdirect_spark.reading import read_range
 from kdirect_spark.settings import SourceSettings
 from kdirect_spark.slash.checkpoint import refuse_accelerated
 
@@ -54,152 +43,6 @@ except ImportError:
 log = logging.getLogger("kdirect_spark")
 
 GROUP_RETRY_S = 1.0  # between attempts to commit a group's offsets
-
-
-@dataclass(frozen=True)
-class RangePartition(InputPartition):
-    """What one task reads: the records of one topic partition with offsets in [start, stop)."""
-
-    topic: str
-    partition: int
-    start: int
-    stop: int
-
-
-# How often topics are listed before those whose offsets are refused are called gone: a topic can be
-# deleted and created again between a listing and the request for its offsets, and a deletion takes
-# its time.  The wait before the next listing doubles from the first one on.
-LISTINGS = 8
-FIRST_LISTING_WAIT_S = 0.005
-
-
-class BrokerView:
-    """What a planner knows of the broker.  The list of topics is kept for
-    partitionDiscoveryIntervalMs; offsets are requested each time.  Used from one thread."""
-
-    def __init__(self, settings: SourceSettings) -> None:
-        self._settings = settings
-        self._topics: dict[str, int] | None = None
-        self._ids: dict[str, str | None] = {}
-        self._created_again: set[str] = set()
-        self._refreshed = 0.0
-
-    def session(self) -> Any:
-        """This process's session for the source's client settings."""
-        return worker.session(self._settings.client)
-
-    def look(self, call: Any) -> Any:
-        """`call(session)`, repeated after retriable errors as often as fetchOffset.numRetries says,
-        every fetchOffset.retryIntervalMs.  Raises the last error, or the first that is not
-        retriable."""
-        for retries_left in range(self._settings.retries, -1, -1):
-            try:
-                return call(self.session())
-            except KdirectError as e:
-                if not e.retriable or not retries_left:
-                    raise
-                log.warning("the request for the broker's offsets failed, trying again: %s", e)
-                time.sleep(self._settings.retry_interval_ms / 1000)
-        raise AssertionError("not reached")
-
-    def partitions(self, *, must_exist: bool, refresh: bool = False) -> tuple[TopicPartition, ...]:
-        """The partitions of the subscription; see `resolve` of the classes in `offsets` for
-        `must_exist`.  Lists the topics again if `refresh` is set or the last list is older than
-        partitionDiscoveryIntervalMs."""
-        now = time.monotonic()
-        if (
-            refresh
-            or self._topics is None
-            or (now - self._refreshed) * 1000 >= self._settings.discovery_interval_ms
-        ):
-            self._list_topics()
-        assert self._topics is not None
-        return self._settings.subscription.resolve(self._topics, must_exist=must_exist)
-
-    def _list_topics(self) -> dict[str, int]:
-        found = self.look(lambda s: s.admin.list_topics())
-        self._refreshed = time.monotonic()
-        self._topics = {name: topic.partitions for name, topic in found.items()}
-        for name, topic in found.items():
-            if self._ids.setdefault(name, topic.topic_id) != topic.topic_id:
-                self._created_again.add(name)
-                self._ids[name] = topic.topic_id
-        return self._topics
-
-    def take_created_again(self) -> frozenset[str]:
-        """Topics that this process saw deleted and created again since the last call."""
-        out = frozenset(self._created_again)
-        self._created_again.clear()
-        return out
-
-    def watermarks(
-        self, partitions: Iterable[TopicPartition], *, must_exist: bool = False
-    ) -> dict[TopicPartition, tuple[int, int]]:
-        """(log start offset, high watermark) of each partition in `partitions` that exists: a topic
-        that comes and goes while it is asked for is left out, as one that is gone.  With
-        `must_exist` UnknownTopicError names what is missing."""
-        first = list(partitions)
-        found = self._watermarks(first)
-        missing = [tp for tp in first if tp not in found]
-        if missing and must_exist:
-            raise UnknownTopicError(
-                f"{', '.join(map(str, missing))} was deleted while the query was planned",
-                hint="start the query again once the topic is there",
-            )
-        return found
-
-    def _watermarks(self, first: list[TopicPartition]) -> dict[TopicPartition, tuple[int, int]]:
-        if not first:
-            return {}
-        try:
-            return self.look(lambda s: s.watermarks(first, same=True))
-        except UnknownTopicError:  # deleted; a new topic may have its name
-            pass
-        wanted: list[TopicPartition] = []
-        for listing in range(LISTINGS):
-            existing = self._list_topics()
-            wanted = [tp for tp in first if tp.partition < existing.get(tp.topic, 0)]
-            if not wanted:
-                return {}
-            try:
-                return self.look(lambda s, wanted=wanted: s.watermarks(wanted))
-            except UnknownTopicError:  # deleted or created again since it was listed
-                time.sleep(FIRST_LISTING_WAIT_S * 2**listing)
-        out: dict[TopicPartition, tuple[int, int]] = {}
-        for topic in dict.fromkeys(tp.topic for tp in wanted):
-            those = [tp for tp in wanted if tp.topic == topic]
-            try:
-                out |= self.look(lambda s, those=those: s.watermarks(those))
-            except UnknownTopicError as e:
-                log.warning("topic %s comes and goes: %s", topic, e)
-        return out
-
-    def resolve(
-        self,
-        limit: Limit,
-        option: str,
-        partitions: Iterable[TopicPartition],
-        watermarks: Mapping[TopicPartition, tuple[int, int]],
-    ) -> Offsets:
-        """The offset of each partition at the start or the end of the query.  `option` is the name
-        of the option that set it, for errors; see `offsets.resolve_limit`."""
-        partitions = list(partitions)
-        by_time = None
-        if isinstance(limit, AtTimes):
-            times = {tp: ms for tp, ms in limit.times(partitions).items() if tp in watermarks}
-            by_time = self.look(lambda s: s.offsets_for_times(times)) if times else {}
-        return offsets.resolve_limit(limit, option, partitions, watermarks, by_time)
-
-    def input_partitions(self, plan: Plan) -> list[InputPartition]:
-        """The ranges of `plan` as Spark partitions, split for minPartitions and
-        maxRecordsPerPartition."""
-        ranges = offsets.split(
-            plan.ranges, self._settings.min_partitions, self._settings.max_records
-        )
-        return [
-            RangePartition(r.topic_partition.topic, r.topic_partition.partition, r.start, r.stop)
-            for r in ranges
-        ]
 
 
 class KdirectBatchReader(DataSourceReader):
@@ -462,113 +305,6 @@ def stream_reader(settings: SourceSettings) -> _StreamReader:
     return (
         KdirectStreamReader(settings) if ADMISSION_CONTROL else KdirectLegacyStreamReader(settings)
     )
-
-
-# -- in a task -------------------------------------------------------------------------------------
-
-
-def read_range(settings: SourceSettings, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-    """The records of one RangePartition as Arrow batches with the selected columns of Spark's Kafka
-    row.  A thread decodes them ahead, by at most prefetchBytes.  Raises DataLossError if records
-    are gone, unless failOnDataLoss is false."""
-    if not isinstance(partition, RangePartition):
-        return  # Spark passes one empty partition for a plan without partitions
-    tp = TopicPartition(partition.topic, partition.partition)
-    work = _RangeReading(settings, OffsetRange(tp, partition.start, partition.stop))
-    batches = prefetched(work.batches(), settings.prefetch_bytes, lambda _: work.is_done)
-    try:
-        yield from batches
-    finally:
-        batches.close()  # type: ignore[attr-defined]
-        worker.settle()
-
-
-class _RangeReading:
-    """How a task reads one range.  If records within it are gone, a further reader continues after
-    them.  `next_offset` is the offset after what was read.  One thread runs `batches`."""
-
-    def __init__(self, settings: SourceSettings, work: OffsetRange) -> None:
-        self.next_offset = work.start
-        self._settings = settings
-        self._work = work
-
-    @property
-    def is_done(self) -> bool:
-        """Whether the range ends with the batch that was yielded last."""
-        return self.next_offset >= self._work.stop
-
-    def batches(self) -> Generator[pa.RecordBatch, None, None]:
-        """The range as Arrow batches with the selected columns."""
-        while not self.is_done:
-            try:
-                yield from self._read()
-                return
-            except UnknownTopicError as e:
-                tp = self._work.topic_partition
-                self._lost(f"{tp} is gone; offsets {{}} were still to be read", e)
-                return
-            except TruncatedLogError as e:
-                # What the log has at these offsets now is read.
-                self._lost(f"{e.message}; {{}} were still to be read", e)
-            except OffsetOutOfRangeError as e:
-                tp = self._work.topic_partition
-                watermarks = BrokerView(self._settings).watermarks([tp])
-                earliest, latest = watermarks.get(tp, (0, 0))
-                held = f"{tp} holds offsets {earliest} to {latest}"
-                self._lost(f"{held}; {{}} were to be read", e)
-                if not self.next_offset < earliest < self._work.stop:
-                    return
-                self.next_offset = earliest
-
-    def _read(self) -> Generator[pa.RecordBatch, None, None]:
-        """The batches of one reader, from `next_offset` on."""
-        settings, work = self._settings, self._work
-        columns = settings.columns and list(settings.columns)
-        session = worker.session(settings.task_client)
-        with session.reader(
-            work.topic_partition,
-            self.next_offset,
-            work.stop,
-            include_headers=settings.include_headers,
-            target_bytes=settings.batch_bytes,
-        ) as reader:
-            try:
-                for batch in reader:
-                    self.next_offset = reader.next_offset
-                    if batch.num_rows:
-                        yield batch.select(columns) if columns else batch
-            finally:
-                _note(settings, work, session, reader)
-
-    def _lost(self, loss: str, cause: Exception) -> None:
-        """Raise DataLossError, or log a warning if failOnDataLoss is false.  `loss` says what is
-        gone, with {} where the offsets belong."""
-        loss = loss.format(f"{self.next_offset} to {self._work.stop}")
-        if self._settings.fail_on_data_loss:
-            text = f"records are missing: {loss}"
-            raise DataLossError(text, hint=offsets.LOSS_HINT) from cause
-        log.warning("records are missing: %s (failOnDataLoss is false)", loss)
-
-
-def _note(settings: SourceSettings, work: OffsetRange, session: Any, reader: Any) -> None:
-    """With taskStatisticsDir, append one JSON line that says what a task's reader did to a file of
-    this process in that directory."""
-    if settings.statistics_dir is None:
-        return
-    line = {
-        "topic": work.topic_partition.topic,
-        "partition": work.topic_partition.partition,
-        "start": work.start,
-        "stop": work.stop,
-        "transport": session.transport,
-        **reader.statistics(),
-    }
-    with open(
-        Path(settings.statistics_dir) / f"task-statistics-{os.getpid()}.jsonl",
-        "a",
-        encoding="utf-8",
-    ) as f:
-        f.write(json.dumps(line) + "\n")
 
 
 def _log_warnings(warnings: Iterable[str]) -> None:

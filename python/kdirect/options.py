@@ -563,6 +563,20 @@ SPARK = Options("Spark options", (
            "Source: the rows have only these columns, for example `value,offset`. Their order "
            "stays that of the full row. A batch query that reads columns (docs/spark.md) selects "
            "its columns without this option."),
+    Option("valueFormat", "enum", None,
+           "Source: decode values of this format (docs/value-formats.md). A row then has the "
+           "columns of the value, and only these.", choices=("fixed", "json", "arrow")),
+    Option("valueSchema", "str", None,
+           "Source with valueFormat: names and types of the columns. For fixed, with their "
+           "places, `user:int64, kind:int32@12`; for json and arrow `user long, at "
+           "timestamp(ms)`, or `.schema(...)` of the reader instead."),
+    Option("valueSize", "bytes", None,
+           "Source with valueFormat=fixed: bytes of a value. Default: up to the end of the last "
+           "field.", low=1, high=1 << 20),
+    Option("valueMode", "enum", "PERMISSIVE",
+           "Source with valueFormat: `PERMISSIVE` drops values that do not decode, counts them "
+           "and logs the first ones; `FAILFAST` ends the query with the first one.",
+           choices=("PERMISSIVE", "FAILFAST")),
     Option("topic", "str", None,
            "Sink: the topic to write to. Takes precedence over a topic column."),
     Option("prefetchBytes", "bytes", 16 << 20,

@@ -10,8 +10,8 @@ import pytest
 import kdirect
 from kdirect.errors import UnknownTopicError
 from kdirect.model import TopicPartition
+from kdirect_spark.broker_view import LISTINGS, BrokerView
 from kdirect_spark.settings import source_settings
-from kdirect_spark.source import LISTINGS, BrokerView
 
 TP = TopicPartition("t", 0)
 

@@ -82,8 +82,9 @@ def test_a_sink_goes_on_after_its_broker_was_restarted(spark, own_broker, topics
 READER = """
     import json, re, sys, time
     from kdirect.model import TopicPartition
+    from kdirect_spark.broker_view import RangePartition
+    from kdirect_spark.reading import read_range
     from kdirect_spark.settings import source_settings
-    from kdirect_spark.source import RangePartition, read_range
 
     def anonymous_bytes():
         # What the process has for itself; the broker's mapped segments are shared pages and not

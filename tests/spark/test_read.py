@@ -282,8 +282,9 @@ def test_joins_of_a_topic_with_itself(read, filled):
 def test_records_that_vanish_between_planning_and_reading(broker, topics, transport):
     """The task finds out by itself, in a worker that may hold a warm reader of the partition."""
     from kdirect.errors import DataLossError
+    from kdirect_spark.broker_view import RangePartition
+    from kdirect_spark.reading import read_range
     from kdirect_spark.settings import source_settings
-    from kdirect_spark.source import RangePartition, read_range
 
     def read(fail, start, stop):
         options = {

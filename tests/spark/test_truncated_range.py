@@ -13,8 +13,8 @@ from kdirect.errors import DataLossError, TruncatedLogError
 from kdirect.model import TopicPartition
 from kdirect_spark import worker
 from kdirect_spark.offsets import OffsetRange
+from kdirect_spark.reading import RangeReading
 from kdirect_spark.settings import source_settings
-from kdirect_spark.source import _RangeReading
 
 TP = TopicPartition("t", 0)
 
@@ -38,12 +38,6 @@ class _Reader:
         self.first = len(log.starts) == 1
         self.next_offset, self.stop = start, stop
 
-    def __enter__(self) -> _Reader:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        pass
-
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         end = self.next_offset + 2 if self.first else self.stop
         batch = pa.RecordBatch.from_pydict({"offset": list(range(self.next_offset, end))})
@@ -55,12 +49,15 @@ class _Reader:
     def statistics(self) -> dict[str, int]:
         return {}
 
+    def close(self) -> None:
+        pass
+
 
 def run(monkeypatch: pytest.MonkeyPatch, fail: str) -> tuple[Log, list[int]]:
     log, got = Log(), []
     monkeypatch.setattr(worker, "session", lambda settings: log)
     given = {"kafka.bootstrap.servers": "h:1", "subscribe": "t", "failOnDataLoss": fail}
-    reading = _RangeReading(source_settings(given, streaming=True), OffsetRange(TP, 0, 5))
+    reading = RangeReading(source_settings(given, streaming=True), OffsetRange(TP, 0, 5))
     for batch in reading.batches():
         got += batch["offset"].to_pylist()
     return log, got

@@ -57,6 +57,22 @@ def test_arrows_point_one_way(path: Path) -> None:
         assert not wrong, f"{ident(path)} imports {sorted(wrong)} of kdirect"
 
 
+def test_the_connector_knows_of_the_state_engine_what_users_know_and_its_source() -> None:
+    """The words of plans and jobs, which have public names, and what decodes values."""
+    from kdirect.state import _HOME
+
+    texts = {
+        ident(p): p.read_text() for p in sources(".py") if PACKAGES["kdirect_spark"] in p.parents
+    }
+    allowed = {*_HOME.values(), "kdirect.state.source"}
+    for path, text in texts.items():
+        assert imported_rooms(text) <= {"client", "format", "state"} | EVERYONE, path
+        assert set(re.findall(r"^\s*from (kdirect\.state\.\w+)", text, re.MULTILINE)) <= allowed, (
+            path
+        )
+        assert not re.search(r"^\s*import kdirect\.state", text, re.MULTILINE), path
+
+
 def test_the_rules_of_a_cluster_know_what_a_store_promises_and_no_store() -> None:
     room = PACKAGES["kdirect"] / "cluster"
     text = "\n".join(p.read_text() for p in sources(".py", ".pyx") if room in p.parents)

@@ -26,8 +26,9 @@ _WIDTHS = {
     "timestamp(s)": 8, "timestamp(ms)": 8, "timestamp(us)": 8, "timestamp(ns)": 8,
 }  # fmt: skip
 _SYNONYMS = {
-    "byte": "int8", "short": "int16", "int": "int32", "integer": "int32", "long": "int64",
-    "bigint": "int64", "float": "float32", "halffloat": "float16", "double": "float64",
+    "byte": "int8", "tinyint": "int8", "short": "int16", "smallint": "int16", "int": "int32",
+    "integer": "int32", "long": "int64", "bigint": "int64", "float": "float32",
+    "halffloat": "float16", "real": "float32", "double": "float64",
     "boolean": "bool", "str": "string", "utf8": "string", "large_string": "string",
     "large_utf8": "string", "bytes": "binary", "large_binary": "binary", "date": "date32",
     "date32[day]": "date32", "timestamp": "timestamp(us)",
@@ -43,14 +44,15 @@ _TYPES += "timestamp(s|ms|us|ns) or decimal128(p,s)"
 def type_name(kind: Any, what: str) -> str:
     """The one name of a type, given as text or as an Arrow type.  `what` is named in the error."""
     text = str(kind).strip()
-    text = _SYNONYMS.get(text.lower(), _SYNONYMS.get(text, text))
-    if text in _WIDTHS or text in ("string", "binary"):
-        return text
-    if match := _TIMESTAMP.fullmatch(text):
+    name = text.lower()
+    name = _SYNONYMS.get(name, name)
+    if name in _WIDTHS or name in ("string", "binary"):
+        return name
+    if match := _TIMESTAMP.fullmatch(name):
         return f"timestamp({match[1]})"
-    if (match := _FIXED_BINARY.fullmatch(text)) and 1 <= int(match[1]) <= WIDEST_BINARY:
+    if (match := _FIXED_BINARY.fullmatch(name)) and 1 <= int(match[1]) <= WIDEST_BINARY:
         return f"binary[{int(match[1])}]"
-    if match := _DECIMAL.fullmatch(text):
+    if match := _DECIMAL.fullmatch(name):
         precision, scale = int(match[1]), int(match[2])
         if 1 <= precision <= 38 and scale <= precision:
             return f"decimal128({precision},{scale})"

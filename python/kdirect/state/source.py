@@ -38,7 +38,7 @@ from kdirect.state.row_limits import RowLimit
 log = logging.getLogger("kdirect.state")
 
 BLOCK_ROWS = 1 << 16
-BLOCK_BYTES = 8 << 20  # of records, after which a block ends whatever `where` left of them
+BLOCK_BYTES = 8 << 20
 TESTS = 16  # of `where`, that the decoder makes itself
 
 _SCALES = {"s": 1_000_000, "ms": 1_000, "us": 1}
@@ -95,8 +95,9 @@ class TopicSource:
     `columns`: which ones the blocks have (the plan's `columns_decoded`); those of `where` and the
     event time are decoded in addition where they are needed.  `latest_us`: event times after it are
     too far ahead (the wall clock of the batch plus max_ahead_us).  `limits`: how long the columns
-    may be (the plan's `row_limits`).  One thread; use it as a context manager, or `close` it: then
-    what READs the partition serves the next source of it.
+    may be (the plan's `row_limits`).  `block_bytes`: of records, after which a block ends whatever
+    `where` left of them.  One thread; use it as a context manager, or `close` it: then what READs
+    the partition serves the next source of it.
 
     Raises from `blocks` what a `Reader` raises, and BadValueError in mode FAILFAST."""
 
@@ -112,6 +113,7 @@ class TopicSource:
         latest_us: int | None = None,
         limits: Sequence[RowLimit] = (),
         block_rows: int = BLOCK_ROWS,
+        block_bytes: int = BLOCK_BYTES,
         timeout_ms: int | None = None,
     ) -> None:
         if input.topic != tp.topic:
@@ -135,6 +137,7 @@ class TopicSource:
         self._limits = tuple(limits)
         self._latest_us = LATEST_US if latest_us is None else min(latest_us, LATEST_US)
         self._block_rows = block_rows
+        self._block_bytes = block_bytes
         self._reader: Reader = session.reader(tp, start_offset, stop_offset, timeout_ms=timeout_ms)
 
     @classmethod
@@ -231,7 +234,7 @@ class TopicSource:
             time_unit=given.time_unit,
             latest_us=self._latest_us,
             target_rows=self._block_rows,
-            target_bytes=BLOCK_BYTES,
+            target_bytes=self._block_bytes,
             **self._reader.decoder_range,
         )
         for _ in self._reader.fillings(decoder):
@@ -272,7 +275,7 @@ class TopicSource:
             self.tp.topic,
             self.tp.partition,
             target_rows=self._block_rows,
-            target_bytes=BLOCK_BYTES,
+            target_bytes=self._block_bytes,
             **self._reader.decoder_range,
         )
         for _ in self._reader.fillings(decoder):

@@ -60,11 +60,18 @@ final class KdirectSource extends PythonDataSourceV2 with DataSourceRegister {
 object KdirectSource {
   val Name = "kdirect"
   val Columnar = "spark.kdirect.columnar"
-  val Columns = "columns" // the option that tells the Python reader which columns to read
 
-  // What is read for a query that asks for no column at all, as count() does: every row has it, and
-  // it is small.
-  val Narrowest = "partition"
+  // Options: which columns the Python reader reads, and the schema that values are decoded with.
+  val Columns = "columns"
+  val ValueFormat = "valueFormat"
+  val ValueSchema = "valueSchema"
+
+  /**
+   * What is read for a query that asks for no column at all, as count() does: the narrowest one. Of
+   * Kafka's row this is `partition`.
+   */
+  def narrowest(schema: StructType): StructType =
+    StructType(schema.minByOption(_.dataType.defaultSize).toSeq)
 }
 
 private final class KdirectTable(source: PythonDataSourceV2, schema: StructType)
@@ -86,9 +93,9 @@ private final class ColumnarScanBuilder(
 
   /** Only whole columns are pruned, not their fields. Spark does not prune those of a stream. */
   override def pruneColumns(wanted: StructType): Unit = {
-    val names = if (wanted.isEmpty) Set(KdirectSource.Narrowest) else wanted.fieldNames.toSet
+    val names = wanted.fieldNames.toSet
     val some = schema.filter(field => names.contains(field.name))
-    required = if (some.isEmpty) schema else StructType(some)
+    required = if (some.isEmpty) KdirectSource.narrowest(schema) else StructType(some)
   }
 
   override def build(): Scan = new ColumnarScan(source, schema, required, options)
@@ -138,6 +145,10 @@ private final class ColumnarBatchScan(
         val narrower = new util.HashMap[String, String](options.asCaseSensitiveMap())
         narrower.keySet.removeIf(_.equalsIgnoreCase(KdirectSource.Columns))
         narrower.put(KdirectSource.Columns, required.fieldNames.mkString(","))
+        // The reader gets the narrower schema, but values are written with the whole one.
+        if (options.containsKey(KdirectSource.ValueFormat)
+            && !options.containsKey(KdirectSource.ValueSchema))
+          narrower.put(KdirectSource.ValueSchema, schema.json)
         source.source.createDataSourceInPython(
           KdirectSource.Name, new CaseInsensitiveStringMap(narrower), Some(required))
       }
