@@ -23,10 +23,10 @@ from kdirect.errors import ConfigError, KdirectError
 from kdirect.model import TopicPartition
 from kdirect_spark import offsets
 from kdirect_spark.broker_view import BrokerView
+from kdirect_spark.epoch_offset import refuse_accelerated
 from kdirect_spark.offsets import Offsets
 from kdirect_spark.reading import read_range
 from kdirect_spark.settings import SourceSettings
-from kdirect_spark.slash.checkpoint import refuse_accelerated
 
 try:  # pyspark 4.2 and later: the engine passes the start offset and a read limit to latestOffset
     from pyspark.sql.streaming.datasource import (

@@ -64,6 +64,7 @@ _ENGINE = {
     if not name.startswith("uint")  # first names: those that lose nothing on the way back
 } | {TimestampType(): "timestamp(us)"}
 _MICROSECONDS = {"timestamp(s)": 1_000_000, "timestamp(ms)": 1_000}
+_OPTION = "option valueSchema"
 _SUPPORTED = (
     "byte, short, int, long, float, double, boolean, string, binary, date, timestamp or decimal"
 )
@@ -112,8 +113,18 @@ def engine_fields(schema: StructType, what: str) -> tuple[Field, ...]:
                 f"{what}: column {field.name} is NOT NULL, which values do not promise",
                 hint="leave NOT NULL out",
             )
-    return fields([(f.name, engine_type(f.dataType, f"{what}: column {f.name}")) for f in schema],
-                  what)  # fmt: skip
+    kinds = [(f.name, engine_type(f.dataType, f"{what}: column {f.name}")) for f in schema]
+    return _fields(kinds, what)
+
+
+def _fields(schema: Any, what: str) -> tuple[Field, ...]:
+    """The engine's fields of this schema; errors say that it is in `what`."""
+    try:
+        return fields(schema, what)
+    except ConfigError as e:
+        if not e.message.startswith(what):
+            e.message = f"{what}: {e.message}"
+        raise
 
 
 def as_spark_takes(kind: str, column: pa.Array) -> pa.Array:
@@ -224,7 +235,7 @@ def value_settings(
         if schema_text is None:
             raise ConfigError("valueFormat=fixed needs valueSchema", hint=_GIVE_SCHEMA[format])
         layout = _layout(schema_text, size)
-        found = fields(layout.schema(), "option valueSchema")
+        found = _fields(layout.schema(), _OPTION)
         return ValueSettings(format=format, fields=found, layout=layout, mode=mode)
     if schema_text is None and spark_schema is None:
         raise ConfigError(f"valueFormat={format} needs valueSchema", hint=_GIVE_SCHEMA[format])
@@ -232,9 +243,9 @@ def value_settings(
         assert spark_schema is not None
         found = engine_fields(spark_schema, ".schema(...)")
     elif schema_text.lstrip().startswith("{"):
-        found = engine_fields(_from_json(schema_text), "option valueSchema")
+        found = engine_fields(_from_json(schema_text), _OPTION)
     else:
-        found = fields(schema_text, "option valueSchema")
+        found = _fields(schema_text, _OPTION)
     return ValueSettings(format=format, fields=found, mode=mode)
 
 
@@ -243,7 +254,7 @@ def _layout(text: str, size: int | None) -> FixedLayout:
     try:
         return FixedLayout.of(*parts, size=size)
     except ConfigError as e:
-        raise ConfigError(f"option valueSchema: {e.message}", hint=e.hint) from None
+        raise ConfigError(f"{_OPTION}: {e.message}", hint=e.hint) from None
 
 
 def _from_json(text: str) -> StructType:
@@ -252,6 +263,6 @@ def _from_json(text: str) -> StructType:
         return StructType.fromJson(json.loads(text))
     except Exception as e:  # Spark's errors for what is no schema are of many kinds
         raise ConfigError(
-            f"option valueSchema: this JSON is no schema of Spark ({e!r})",
+            f"{_OPTION}: this JSON is no schema of Spark ({e!r})",
             hint="write names and types, or what df.schema.json() returns",
         ) from None

@@ -18,6 +18,7 @@ from kdirect_spark.offsets import Subscribe
 from kdirect_spark.settings import FORMAT as KDIRECT
 from kdirect_spark.settings import SourceSettings, source_settings
 from kdirect_spark.slash import session_facts
+from kdirect_spark.slash.batch_service import TOKEN, service_at
 from kdirect_spark.slash.catalyst import parse_plan
 from kdirect_spark.slash.explain import explanation
 from kdirect_spark.slash.job_spec import OPTION, JobSpec
@@ -170,9 +171,11 @@ class _Query:
             options=self._for_cluster(),
             name=name,
         )
-        return frame_of(
-            self._session, plan, {OPTION: spec.to_text()}, settings.task_client, name=name
-        )
+        given = {OPTION: spec.to_text()}
+        if not plan.is_streaming:
+            host = str(self._for_cluster().get("listen_address", "127.0.0.1"))
+            given[TOKEN] = service_at(host).to_text()
+        return frame_of(self._session, plan, given, settings.task_client, name=name)
 
     def _for_cluster(self) -> dict[str, Any]:
         """The engine's options; tasks of other hosts must reach the coordinator at the driver."""

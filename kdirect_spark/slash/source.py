@@ -1,7 +1,7 @@
 """The source of an accelerated query: it plans micro-batches, and yields control rows for records.
 
 Law: offsets, limits and triggers are those of the readers of `kdirect_spark.source`, one for each
-input, which this one asks.  What is added is the epoch in the offset (`checkpoint`), and the job
+input, which this one asks.  What is added is the epoch in the offset (`kdirect_spark.epoch_offset`), and the job
 whose coordinator lives in this process from the first micro-batch on.  It opens connections, files
 and a thread at first use only; Spark builds readers in one process and uses them in another.
 """
@@ -31,8 +31,8 @@ from kdirect.errors import StateError
 from kdirect.state.batches import Partition, Range, Ranges
 from kdirect.state.planned_stream import PlannedJob
 from kdirect_spark import offsets
+from kdirect_spark.epoch_offset import EpochOffset, new_query
 from kdirect_spark.settings import SourceSettings, source_settings
-from kdirect_spark.slash.checkpoint import EpochOffset, new_query
 from kdirect_spark.slash.control_row import COLUMN, DDL, ControlRow
 from kdirect_spark.slash.job_spec import OPTION, JobSpec
 from kdirect_spark.source import KdirectStreamReader
