@@ -24,7 +24,7 @@ from kdirect.model import TopicPartition
 from kdirect_spark import offsets
 from kdirect_spark.broker_view import BrokerView
 from kdirect_spark.epoch_offset import refuse_accelerated
-from kdirect_spark.offsets import Offsets
+from kdirect_spark.offsets import Offsets, Plan
 from kdirect_spark.reading import read_range
 from kdirect_spark.settings import SourceSettings
 
@@ -52,6 +52,12 @@ class KdirectBatchReader(DataSourceReader):
         self._settings = settings
 
     def partitions(self) -> list[InputPartition]:
+        view, plan, _ = self.plan()
+        return view.input_partitions(plan)
+
+    def plan(self) -> tuple[BrokerView, Plan, dict[TopicPartition, tuple[int, int]]]:
+        """What the query reads, and the (log start offset, high watermark) of each partition of
+        it."""
         settings = self._settings
         _log_warnings(settings.warnings)
         view = BrokerView(settings)
@@ -59,11 +65,8 @@ class KdirectBatchReader(DataSourceReader):
         watermarks = view.watermarks(partitions, must_exist=True)
         start = view.resolve(settings.starting, settings.starting_option, partitions, watermarks)
         end = view.resolve(settings.ending, settings.ending_option, partitions, watermarks)
-        return view.input_partitions(
-            offsets.plan_batch(start, end, watermarks).check(
-                settings.fail_on_data_loss, log.warning
-            )
-        )
+        plan = offsets.plan_batch(start, end, watermarks)
+        return view, plan.check(settings.fail_on_data_loss, log.warning), watermarks
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read_range(self._settings, partition)

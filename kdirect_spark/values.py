@@ -1,4 +1,4 @@
-"""How the values of records become columns: what `valueFormat` and the other options of values mean.
+"""How the values of records become columns: what `valueFormat` and its neighbours mean.
 
 Owns: `ValueSettings`, and which type of Spark's a type of the state engine becomes, and back.
 

@@ -26,12 +26,15 @@ def frame_of(
     """The DataFrame.  `options`: of the source of control rows; `source`: settings of the tasks'
     clients; `name`: of the observed figures."""
     from pyspark.sql import functions as F
+    from pyspark.sql.pandas.types import to_arrow_schema
+    from pyspark.sql.types import StructType
 
     session.dataSource.register(KdirectSlashSource)
     reader = session.readStream if plan.is_streaming else session.read
     control = reader.format(FORMAT).options(**options).load()
-    task = run_task(source, Rows([(o.name, o.type, o.nullable) for o in plan.outputs]))
-    rows = control.mapInArrow(task, f"{plan.output_ddl}, {FIGURES_DDL}", barrier=True)
+    declared = StructType.fromDDL(f"{plan.output_ddl}, {FIGURES_DDL}")
+    columns = Rows(to_arrow_schema(declared, timezone="UTC"), [o.nullable for o in plan.outputs])
+    rows = control.mapInArrow(run_task(source, columns), declared, barrier=True)
     rows = rows.observe(name, F.max(FIGURES).alias(FIGURES))
     rows = rows.where(F.col(FIGURES).isNull()).drop(FIGURES)
     partitions = int(session.conf.get("spark.sql.shuffle.partitions"))

@@ -19,8 +19,7 @@ from kdirect_spark.settings import FORMAT as KDIRECT
 from kdirect_spark.settings import SourceSettings, source_settings
 from kdirect_spark.slash import session_facts
 from kdirect_spark.slash.batch_service import TOKEN, service_at
-from kdirect_spark.slash.catalyst import parse_plan
-from kdirect_spark.slash.explain import explanation
+from kdirect_spark.slash.catalyst import read_tree
 from kdirect_spark.slash.job_spec import OPTION, JobSpec
 from kdirect_spark.slash.plan_reader import read_plan
 from kdirect_spark.slash.session_facts import Cluster, Relation
@@ -117,7 +116,7 @@ class _Query:
             _leaf(relation, settings, idle_ms) for relation, settings in zip(found, self._settings)
         ]
         self.plan: SlashPlan = read_plan(
-            parse_plan(session_facts.analyzed_json(df)),
+            read_tree(*session_facts.analyzed_plan(df)),
             leaves,
             schema=df.schema.json(),
             ansi=conf.get("spark.sql.ansi.enabled", "true").lower() == "true",
@@ -148,6 +147,8 @@ class _Query:
             )
 
     def explanation(self) -> str:
+        from kdirect_spark.slash.explain import explanation
+
         return explanation(
             self.plan,
             executors=self.executors,

@@ -34,9 +34,10 @@ class Cluster:
     driver_host: str
 
 
-def analyzed_json(df: Any) -> str:
-    """The analyzed plan of a DataFrame, as JSON."""
-    return str(_java(df).queryExecution().analyzed().toJSON())
+def analyzed_plan(df: Any) -> tuple[str, str]:
+    """The analyzed plan of a DataFrame: as JSON, and as text with all fields."""
+    plan = _java(df).queryExecution().analyzed()
+    return str(plan.toJSON()), str(plan.treeString(True, True, (1 << 31) - 1, False, False))
 
 
 def relations(df: Any) -> list[Relation]:

@@ -1,9 +1,10 @@
 """The source of an accelerated query: it plans micro-batches, and yields control rows for records.
 
 Law: offsets, limits and triggers are those of the readers of `kdirect_spark.source`, one for each
-input, which this one asks.  What is added is the epoch in the offset (`kdirect_spark.epoch_offset`), and the job
-whose coordinator lives in this process from the first micro-batch on.  It opens connections, files
-and a thread at first use only; Spark builds readers in one process and uses them in another.
+input, which this one asks.  What is added is the epoch in the offset
+(`kdirect_spark.epoch_offset`), and the job whose coordinator lives in this process from the first
+micro-batch on.  It opens connections, files and a thread at first use only; Spark builds readers in
+one process and uses them in another.
 """
 
 from __future__ import annotations
@@ -27,15 +28,15 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from kdirect.errors import StateError
 from kdirect.state.batches import Partition, Range, Ranges
 from kdirect.state.planned_stream import PlannedJob
 from kdirect_spark import offsets
 from kdirect_spark.epoch_offset import EpochOffset, new_query
 from kdirect_spark.settings import SourceSettings, source_settings
-from kdirect_spark.slash.control_row import COLUMN, DDL, ControlRow
+from kdirect_spark.slash.batch_service import TOKEN, Address, Request
+from kdirect_spark.slash.control_row import COLUMN, DDL, BatchRow, ControlRow
 from kdirect_spark.slash.job_spec import OPTION, JobSpec
-from kdirect_spark.source import KdirectStreamReader
+from kdirect_spark.source import KdirectBatchReader, KdirectStreamReader
 
 log = logging.getLogger("kdirect_spark")
 
@@ -60,10 +61,60 @@ class KdirectSlashSource(DataSource):
         return DDL
 
     def reader(self, schema: Any) -> DataSourceReader:
-        raise StateError("batch")
+        return SlashBatchReader(
+            JobSpec.from_text(self.options.get(OPTION)), Address.from_text(self.options.get(TOKEN))
+        )
 
     def streamReader(self, schema: Any) -> DataSourceStreamReader:
         return SlashStreamReader(JobSpec.from_text(self.options.get(OPTION)))
+
+
+class SlashBatchReader(DataSourceReader):
+    """A batch query: what it reads is resolved whenever it is planned."""
+
+    def __init__(self, spec: JobSpec, service: Address) -> None:
+        self._spec = spec
+        self._service = service
+        self._readers = [
+            KdirectBatchReader(source_settings(given, streaming=False)) for given in spec.inputs
+        ]
+
+    def partitions(self) -> list[InputPartition]:
+        ranges: Ranges = {}
+        ends: Ranges = {}
+        for reader in self._readers:
+            _, plan, watermarks = reader.plan()
+            for (topic, partition), (low, high) in watermarks.items():
+                tp = Partition(topic, partition)
+                ends[tp] = Range(low, max(low, high))
+                ranges[tp] = Range(high, high)
+            for part in plan.ranges:
+                ranges[Partition(*part.topic_partition)] = Range(part.start, part.stop)
+        request = Request(spec=self._spec, ranges=ranges, ends=ends).to_text()
+        run = new_query()
+        return [
+            ControlPartition(
+                BatchRow(
+                    run=run,
+                    task=task,
+                    executors=self._spec.executors,
+                    host=self._service.host,
+                    port=self._service.port,
+                    token=self._service.token,
+                    request=request,
+                ).to_text()
+            )
+            for task in range(self._spec.executors)
+        ]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return control_rows(partition)
+
+
+def control_rows(partition: InputPartition) -> Iterator[pa.RecordBatch]:
+    """What a task gets; Spark passes another partition for a plan without any."""
+    if isinstance(partition, ControlPartition):
+        yield pa.record_batch({COLUMN: pa.array([partition.text])})
 
 
 class SlashStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -197,8 +248,7 @@ class SlashStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             log.info("slash: %s", batch_line(self._spec.name, batch, counts))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        if isinstance(partition, ControlPartition):
-            yield pa.record_batch({COLUMN: pa.array([partition.text])})
+        return control_rows(partition)
 
     def stop(self) -> None:
         if self._job is not None:

@@ -16,8 +16,8 @@ from kdirect.errors import StateProtocolError
 from kdirect.format.bad_values import DropReason
 from kdirect.state.visitor import Visit, visit
 from kdirect_spark import worker
-from kdirect_spark.slash.control_row import COLUMN, ControlRow
-from kdirect_spark.slash.spark_types import quoted
+from kdirect_spark.slash.batch_service import ask
+from kdirect_spark.slash.control_row import COLUMN, BatchRow, ControlRow, row_of
 
 log = logging.getLogger("kdirect_spark")
 
@@ -42,30 +42,16 @@ FIGURES_DDL = (
 
 
 class Rows:
-    """Makes Spark's columns of the engine's rows.  `outputs`: (name, DDL, nullable) of each."""
+    """Makes Spark's columns of the engine's rows.  `schema` is Arrow's of all columns, as Spark
+    takes them, the figures last; `nullable` says of each of the others whether it may be null."""
 
-    def __init__(self, outputs: Sequence[tuple[str, str, bool]]) -> None:
-        self._outputs = list(outputs)
-        self._schema: pa.Schema | None = None
-
-    @property
-    def schema(self) -> pa.Schema:
-        """Of all columns, the figures last."""
-        if self._schema is None:
-            from pyspark.sql.pandas.types import to_arrow_schema
-            from pyspark.sql.types import StructType
-
-            declared = ", ".join(f"{quoted(name)} {ddl}" for name, ddl, _ in self._outputs)
-            spark = StructType.fromDDL(f"{declared}, {FIGURES_DDL}")
-            self._schema = to_arrow_schema(spark, timezone="UTC")
-        return self._schema
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"_outputs": self._outputs, "_schema": None}
+    def __init__(self, schema: pa.Schema, nullable: Sequence[bool]) -> None:
+        self._schema = schema
+        self._nullable = tuple(nullable)
 
     def of(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Rows of the result."""
-        schema = self.schema
+        schema = self._schema
         columns = [
             column if column.type == field.type else _cast(column, field.type)
             for column, field in zip(batch.columns, schema)
@@ -80,9 +66,10 @@ class Rows:
         found["batch"] = visit.batch
         found["dropped"] = sum(counts.get(reason.value, 0) for reason in DropReason)
         found["watermark"] = None if visit.closes is None else visit.closes
-        schema = self.schema
-        columns = [_nothing(field.type, nullable) for field, (_, _, nullable) in
-                   zip(schema, self._outputs)]  # fmt: skip
+        schema = self._schema
+        columns = [
+            _nothing(field.type, nullable) for field, nullable in zip(schema, self._nullable)
+        ]
         figures = pa.array([found], schema.field(FIGURES).type)
         return pa.record_batch([*columns, figures], schema=schema)
 
@@ -114,25 +101,29 @@ def run_task(source: dict[str, Any], rows: Rows) -> Any:
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for text in batch.column(COLUMN).to_pylist():
-                yield from _visit(ControlRow.from_text(text), source, rows)
+                yield from _visit(row_of(text), source, rows)
 
     return run
 
 
-def _visit(row: ControlRow, source: dict[str, Any], rows: Rows) -> Iterator[pa.RecordBatch]:
+def _visit(
+    row: ControlRow | BatchRow, source: dict[str, Any], rows: Rows
+) -> Iterator[pa.RecordBatch]:
     from pyspark import BarrierTaskContext
 
     context = BarrierTaskContext.get()
-    if len(context.getTaskInfos()) != row.settings.executors:
+    tasks = len(context.getTaskInfos())
+    executors = row.executors if isinstance(row, BatchRow) else row.settings.executors
+    if tasks != executors:
         raise StateProtocolError(
-            f"the stage of an accelerated query has {len(context.getTaskInfos())} tasks, and not"
-            f" {row.settings.executors}",
+            f"the stage of an accelerated query has {tasks} tasks, and not {executors}",
             hint="nothing may stand between slash.accelerate and its source",
         )
     worker.keep_session(source)
-    found = visit(
-        row.settings, batch=row.batch, task=row.task, start=int(context.taskAttemptId()) + 1
-    )
+    settings = ask(row) if isinstance(row, BatchRow) else row.settings
+    batch = 0 if isinstance(row, BatchRow) else row.batch
+    start = int(context.taskAttemptId()) + 1
+    found = visit(settings, batch=batch, task=row.task, start=start)
     try:
         for batch in found.batches():
             if batch.num_rows:

@@ -43,6 +43,11 @@ class ConfigError(KdirectError, ValueError):
     """An option, property or argument is unknown, missing, or has a value that is not allowed."""
 
 
+class UnsupportedPlanError(ConfigError):
+    """The state engine does not compute a DataFrame exactly as Spark does.  The message names the
+    operator or expression, the hint what to write instead."""
+
+
 class TopicCollisionError(ConfigError):
     """A topic's name differs from an existing one only in '.' and '_', which Kafka's metrics cannot
     distinguish."""

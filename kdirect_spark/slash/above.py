@@ -1,0 +1,699 @@
+"""An aggregate or join as the engine computes it, with what stands above it in Spark's plan.
+
+Owns the translation of `Aggregate` and `Join` to the engine's plan, and of their results to columns
+of the engine's output.  Above them every column is an expression over that output.  Pure.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from kdirect.state import schema as types
+from kdirect.state.aggregates import Aggregate
+from kdirect.state.plan import AggregatePlan, Input, JoinPlan, Plan
+from kdirect.state.windows import NoWindow, Window
+from kdirect_spark.slash.below import Below, Column, substituted, values_of
+from kdirect_spark.slash.catalyst import Node, Tree, describe, node
+from kdirect_spark.slash.catalyst_expressions import Conditions, all_of, conjuncts
+from kdirect_spark.slash.catalyst_windows import bounds, event_time, window_of
+from kdirect_spark.slash.literals import constant
+from kdirect_spark.slash.refusal import unsupported
+from kdirect_spark.slash.slash_plan import Leaf, Output
+from kdirect_spark.slash.spark_types import INTEGERS, decimal_of, engine_ddl
+from kdirect_spark.slash.sql_text import SqlText
+
+_SIMPLE = {
+    "Sum": "sum", "Min": "min", "Max": "max", "Average": "avg", "StddevSamp": "stddev_samp",
+    "StddevPop": "stddev_pop", "VarianceSamp": "var_samp", "VariancePop": "var_pop",
+    "HyperLogLogPlusPlus": "approx_count_distinct", "CollectList": "collect_list",
+    "CollectSet": "collect_set",
+}  # fmt: skip
+_MOMENTS = ("StddevSamp", "StddevPop", "VarianceSamp", "VariancePop")
+_BY_TIME = {"MinBy": "first", "MaxBy": "last"}
+_NEVER_NULL = ("count", "approx_count_distinct", "collect_list", "collect_set")
+_HOWS = {
+    "Inner": "inner", "Cross": "inner", "LeftOuter": "left", "RightOuter": "right",
+    "FullOuter": "full",
+}  # fmt: skip
+_START, _END = node("@Result", name="window_start"), node("@Result", name="window_end")
+
+
+class Session(NamedTuple):
+    """Settings of the Spark session that change what a plan means."""
+
+    ansi: bool
+    time_zone: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Above:
+    """What is known above an aggregate or join: its columns and conditions, over the engine's
+    output, and `finish`, which makes the engine's plan once it is known what of it is used."""
+
+    columns: tuple[Column, ...]
+    leaves: tuple[int, ...]
+    having: tuple[Node, ...]
+    finish: Callable[[Sequence[Node]], tuple[Plan, SqlText, tuple[Output, ...]]]
+
+
+# -- inputs ----------------------------------------------------------------------------------------
+
+
+def _input(
+    below: Below, leaf: Leaf, session: Session, window: Node | None, where: Sequence[Node]
+) -> Input:
+    """The engine's input of one relation; `window` says which event time it needs."""
+    time = event_time(window.children[0]) if window is not None else None
+    if window is not None and time is None:
+        raise unsupported(
+            f"a window over {describe(window.children[0])} is not supported",
+            "use a timestamp column of the topic, or timestamp_millis, timestamp_micros or"
+            " timestamp_seconds of an integer column",
+        )
+    delay = 0
+    if leaf.is_streaming and window is not None:
+        delay = _delay(below, leaf, window.children[0])
+    kinds = {field.name: field.type for field in leaf.fields}
+    conditions = Conditions(kinds, session.time_zone)
+    kept = tuple(conditions.read(part) for part in where if not _is_there(part, time))
+    return Input(
+        topic=leaf.topic,
+        schema=leaf.fields,
+        value_format=leaf.value_format,
+        layout=leaf.layout,
+        time=None if time is None else time.column,
+        time_unit=(time.unit if time is not None else "") or "us",
+        where=all_of(kept),
+        delay_us=delay,
+        mode=leaf.mode,
+        max_ahead_us=leaf.max_ahead_us,
+        idle_timeout_ms=leaf.idle_timeout_ms,
+    )
+
+
+def _is_there(part: Node, time: object) -> bool:
+    """Is it the condition that the event time is not null?  The engine drops such rows itself."""
+    return (
+        time is not None
+        and part.kind == "IsNotNull"
+        and len(part.children) == 1
+        and event_time(part.children[0]) == time
+    )
+
+
+def _delay(below: Below, leaf: Leaf, time: Node) -> int:
+    if below.watermark is None:
+        raise unsupported(
+            f"the stream of topic {leaf.topic} has a window over {describe(time)} and no watermark,"
+            " so no window would ever close",
+            f'call withWatermark("{describe(time)}", "10 seconds") before the window',
+        )
+    marked, delay = below.watermark
+    if marked != time:
+        raise unsupported(
+            f"the watermark of topic {leaf.topic} is on {describe(marked)} and its window on"
+            f" {describe(time)}",
+            "use the same column for both",
+        )
+    return delay
+
+
+# -- aggregates ------------------------------------------------------------------------------------
+
+
+def aggregated(below: Below, tree: Tree, leaves: Sequence[Leaf], session: Session) -> Above:
+    """The node Aggregate over one relation."""
+    return _Aggregation(below, leaves[below.leaf], session).read(tree)
+
+
+class _Aggregation:
+    def __init__(self, below: Below, leaf: Leaf, session: Session) -> None:
+        self._below = below
+        self._leaf = leaf
+        self._session = session
+        self._kinds = {field.name: field.type for field in leaf.fields}
+        self._keys: dict[str, Node] = {}
+        self._window: Node | None = None
+        self._found: dict[str, Aggregate] = {}
+
+    def read(self, tree: Tree) -> Above:
+        values = values_of(self._below.columns)
+        for expression in tree.expressions("groupingExpressions"):
+            self._group(substituted(_unnamed(expression), values))
+        if not self._keys and self._window is None:
+            raise unsupported(
+                "an aggregate without groupBy gives a row even for no input, which the engine does"
+                " not",
+                "group by a window or a column",
+            )
+        self._check_keys()
+        where, having = self._divided()
+        columns = []
+        for expression in tree.expressions("aggregateExpressions"):
+            inner = substituted(_unnamed(expression), values)
+            columns.append(
+                Column(
+                    id=expression.get("id", -1), name=expression.get("name", ""),
+                    value=self._result(inner),
+                )
+            )  # fmt: skip
+        if not self._found:
+            self._add(Aggregate(kind="count", name="count"))
+        given = _input(self._below, self._leaf, self._session, self._window, where)
+        self._check_by_time(given)
+        plan = AggregatePlan(
+            input=given,
+            keys=tuple(self._keys),
+            window=self._engine_window(),
+            aggregates=tuple(self._found.values()),
+            overflow="error" if self._session.ansi else "wrap",
+        )
+        having = tuple(self._result(part) for part in having)
+        outputs = self._outputs(plan)
+        text = SqlText(self._session.time_zone)
+        return Above(
+            columns=tuple(columns), leaves=(self._below.leaf,), having=having,
+            finish=lambda used: (plan, text, outputs),
+        )  # fmt: skip
+
+    def _engine_window(self) -> Window:
+        return NoWindow() if self._window is None else window_of(self._window)
+
+    def _outputs(self, plan: AggregatePlan) -> tuple[Output, ...]:
+        never = {a.name for a in plan.aggregates if a.kind in _NEVER_NULL}
+        never |= {key for key, column in self._keys.items() if not column.get("nullable")}
+        if self._window is not None:
+            never |= {"window_start", "window_end"}
+        return tuple(
+            Output(name=field.name, type=engine_ddl(field.type), nullable=field.name not in never)
+            for field in plan.output
+        )
+
+    # -- grouping
+
+    def _group(self, found: Node) -> None:
+        if found.kind == "@Window":
+            if self._window is not None and self._window != found:
+                raise unsupported("two windows in one groupBy are not supported", "use one")
+            self._window = found
+        elif found.kind == "@Column":
+            self._check_key(found)
+            self._keys[found.get("name")] = found
+        elif found.kind == "GetStructField" and found.children[0].kind == "@Window":
+            raise unsupported(
+                f"groupBy of {describe(found)} is not supported", "group by the whole window"
+            )
+        else:
+            raise unsupported(
+                f"groupBy of {describe(found)} is not supported: the engine's keys are columns of"
+                " the topic",
+                "write that value as a field of the records",
+            )
+
+    def _check_key(self, found: Node) -> None:
+        name = found.get("name")
+        kind = self._kinds[name]
+        if kind == "timestamp(ns)":
+            raise unsupported(
+                f"groupBy of {name} is not supported: it has nanoseconds, and Spark groups by"
+                " microseconds",
+                "declare it as timestamp(us)",
+            )
+        if kind in types.FLOATS:
+            raise unsupported(
+                f"groupBy of {name} is not supported: it is of type {found.type}",
+                "group by integers, strings, binary, dates, timestamps, decimals or booleans",
+            )
+
+    def _check_keys(self) -> None:
+        marked = self._below.watermark
+        if self._window is None and marked is not None:
+            for key in self._keys.values():
+                if key == marked[0]:
+                    raise unsupported(
+                        f"groupBy of the event time {describe(key)} without a window is not"
+                        " supported",
+                        "group by a window of it",
+                    )
+
+    def _divided(self) -> tuple[tuple[Node, ...], tuple[Node, ...]]:
+        """The conditions of rows; and those of the window, which all rows of a group share, so
+        that they may as well be asked of the result."""
+        where, having = [], []
+        for part in self._below.where:
+            windows = [found for found in part.walk() if found.kind == "@Window"]
+            if not windows:
+                where.append(part)
+                continue
+            keys = set(self._keys.values())
+            shared = all(found.kind != "@Column" or found in keys for found in _outside(part))
+            if self._window is None or any(w != self._window for w in windows) or not shared:
+                raise unsupported(
+                    f"the condition {describe(part)} on a window is not supported",
+                    "use it after the aggregate",
+                )
+            if self._window.get("how") == "session":
+                raise unsupported(
+                    f"the condition {describe(part)} on a session before it is complete is not"
+                    " supported",
+                    "use it after the aggregate",
+                )
+            having.append(part)
+        return tuple(where), tuple(having)
+
+    # -- results
+
+    def _result(self, found: Node) -> Node:
+        """An expression of the aggregate's list, over the engine's output."""
+        if found.kind == "@Window" and found == self._window:
+            return bounds(_START, _END)
+        if found.kind == "@Column":
+            if found.get("name") not in self._keys:
+                raise unsupported(f"the column {describe(found)} is neither grouped nor aggregated")
+            return node("@Result", name=found.get("name"))
+        if found.kind == "AggregateExpression":
+            return self._aggregate(found)
+        if found.kind == "AttributeReference":
+            raise unsupported(
+                f"the column {describe(found)} is not a field of the values of topic"
+                f" {self._leaf.topic}",
+                "use columns of the value only",
+            )
+        return found.with_children(tuple(self._result(child) for child in found.children))
+
+    def _add(self, aggregate: Aggregate) -> Node:
+        """Where the result of an aggregate is; an equal one is computed once."""
+        for held in self._found.values():
+            if replace(held, name=aggregate.name) == aggregate:
+                return node("@Result", name=held.name)
+        taken = {*self._found, *self._keys, "window_start", "window_end"}
+        name, i = aggregate.name, 2
+        while name in taken:
+            name, i = f"{aggregate.name}_{i}", i + 1
+        self._found[name] = replace(aggregate, name=name)
+        return node("@Result", name=name)
+
+    def _aggregate(self, found: Node) -> Node:
+        function = found.children[0] if found.children else found
+        if found.get("isDistinct") is not False:
+            raise unsupported(
+                f"{describe(function)} with DISTINCT is not supported",
+                "use approx_count_distinct, or size(collect_set(..))",
+            )
+        if len(found.children) != 1:
+            raise unsupported(
+                f"{describe(function)} with FILTER is not supported",
+                "filter before the aggregate",
+            )
+        kind = function.kind
+        if kind == "Count":
+            return self._count(function)
+        if kind in _BY_TIME and len(function.children) == 2:
+            return self._by_time(function)
+        if kind in ("First", "Last", "AnyValue"):
+            raise unsupported(
+                f"{describe(function)} is not supported: it depends on the order in which rows"
+                " arrive",
+                "use min_by or max_by with the event time",
+            )
+        if kind not in _SIMPLE or len(function.children) != 1:
+            raise unsupported(
+                f"the aggregate {describe(function)} is not supported",
+                "use count, sum, min, max, avg, stddev, variance, approx_count_distinct,"
+                " collect_list, collect_set, min_by or max_by",
+            )
+        return self._simple(function)
+
+    def _count(self, function: Node) -> Node:
+        if len(function.children) == 1:
+            inner = function.children[0]
+            value = constant(inner, self._session.time_zone)
+            if value is not None and value.value is not None:
+                return self._add(Aggregate(kind="count", name="count"))
+            if value is None:
+                column = self._column(inner, function, loose=True)
+                return self._add(_named("count", column.get("name")))
+        raise unsupported(f"{describe(function)} is not supported", "count one column")
+
+    def _by_time(self, function: Node) -> Node:
+        """min_by and max_by of the event time.  Of rows with one time Spark takes any; the engine
+        takes the null or the least, and the value of the row also where it is null, as Spark."""
+        value, order = function.children
+        column = self._column(value, function)
+        if self._window is None or order != self._window.children[0]:
+            raise unsupported(
+                f"{describe(function)} is not supported",
+                "order by the event time of the window that is grouped by",
+            )
+        return self._add(_named(_BY_TIME[function.kind], column.get("name")))
+
+    def _check_by_time(self, given: Input) -> None:
+        for aggregate in self._found.values():
+            if aggregate.kind in ("first", "last") and given.time == aggregate.column:
+                # The value is the time itself: an integer of another unit would be no timestamp.
+                continue
+
+    def _simple(self, function: Node) -> Node:
+        kind, inner = _SIMPLE[function.kind], function.children[0]
+        loose = function.kind in (*_MOMENTS, "Average", "HyperLogLogPlusPlus")
+        column = self._column(inner, function, loose=loose, widened=kind in ("sum", "min", "max"))
+        name, spark = column.get("name"), column.type
+        engine = self._kinds[name]
+        if kind in ("sum", "avg"):
+            if engine == "uint64":
+                raise unsupported(
+                    f"{describe(function)} is not supported: {name} is uint64, which Spark sums as"
+                    " a decimal",
+                    "declare it as int64 or decimal128(20,0)",
+                )
+            if not types.is_number(engine) or (kind == "avg" and _is_rounded(inner, spark)):
+                raise self._refused(function)
+        if kind in ("collect_list", "collect_set") and function.get("ignoreNulls", True) is False:
+            raise unsupported(f"{describe(function)} with RESPECT NULLS is not supported")
+        if engine == "timestamp(ns)" and kind in ("collect_set", "approx_count_distinct"):
+            raise unsupported(
+                f"{describe(function)} is not supported: {name} has nanoseconds",
+                "declare it as timestamp(us)",
+            )
+        aggregate = _named(kind, name)
+        if kind == "approx_count_distinct":
+            aggregate = replace(aggregate, precision_bits=_precision(function))
+        if function.get("nullOnDivideByZero", True) is False:
+            raise unsupported(
+                f"{describe(function)} with spark.sql.legacy.statisticalAggregate is not supported"
+            )
+        result = self._add(aggregate)
+        if kind in ("min", "max") and inner.type != column.type:
+            return node("Cast", result, type=inner.type)
+        return result
+
+    def _refused(self, function: Node) -> Exception:
+        return unsupported(
+            f"the aggregate {describe(function)} is not supported",
+            "aggregate a column of the topic, and compute before the rows are written or after the"
+            " aggregate",
+        )
+
+    def _column(
+        self, found: Node, function: Node, *, loose: bool = False, widened: bool = False
+    ) -> Node:
+        """The column that an aggregate takes.  `widened`: it may be cast to a wider integer.
+        `loose`: or to a float, where the engine computes with floats anyway, or only asks whether
+        there is a value."""
+        inner = found
+        while inner.kind == "Cast" and len(inner.children) == 1 and (loose or widened):
+            child = inner.children[0]
+            wider = child.type in INTEGERS and INTEGERS[child.type] <= INTEGERS.get(inner.type, 0)
+            number = child.type in (*INTEGERS, "float") or decimal_of(child.type) is not None
+            if not wider and not (loose and number and inner.type == "double"):
+                break
+            inner = child
+        if inner.kind != "@Column":
+            raise self._refused(function)
+        return inner
+
+
+def _is_rounded(found: Node, spark: str) -> bool:
+    """avg of a decimal that is cast to double is no average of decimals."""
+    return found.kind == "Cast" and decimal_of(spark) is not None
+
+
+def _unnamed(found: Node) -> Node:
+    return found.children[0] if found.kind == "Alias" and len(found.children) == 1 else found
+
+
+def _outside(found: Node) -> list[Node]:
+    """The nodes of an expression without those within its windows."""
+    if found.kind == "@Window":
+        return []
+    return [found, *(inner for child in found.children for inner in _outside(child))]
+
+
+def _named(kind: str, column: str) -> Aggregate:
+    return Aggregate(kind=kind, column=column, name=f"{kind}({column})")
+
+
+def _precision(function: Node) -> int:
+    """The registers that Spark takes for a relative standard deviation."""
+    given = function.get("relativeSD")
+    try:
+        bits = math.ceil(2.0 * math.log2(1.106 / float(given)))
+    except (TypeError, ValueError, OverflowError, ZeroDivisionError):
+        bits = 0
+    if not 4 <= bits <= 16:
+        raise unsupported(
+            f"approx_count_distinct with a relative deviation of {given} is not supported",
+            "give 0.005 to 0.39",
+        )
+    return bits
+
+
+# -- joins -----------------------------------------------------------------------------------------
+
+
+def joined(
+    sides: tuple[Below, Below], tree: Tree, leaves: Sequence[Leaf], session: Session
+) -> Above:
+    """The node Join over two relations."""
+    return _Joining(sides, leaves, session).read(tree)
+
+
+class _Joining:
+    def __init__(
+        self, sides: tuple[Below, Below], leaves: Sequence[Leaf], session: Session
+    ) -> None:
+        self._sides = sides
+        self._leaves = tuple(leaves[side.leaf] for side in sides)
+        self._session = session
+        self._keys: list[tuple[Node, Node]] = []
+        self._window: Node | None = None
+        self._pushed: tuple[list[Node], list[Node]] = ([], [])
+        self._how = ""
+
+    def read(self, tree: Tree) -> Above:
+        kind = tree.text("joinType").rpartition("$")[0].rpartition(".")[2]
+        if kind not in _HOWS:
+            raise unsupported(
+                f"a join of the kind {kind or 'unknown'} is not supported",
+                "use an inner, left, right or full join",
+            )
+        self._how = _HOWS[kind]
+        left, right = self._leaves
+        if left.topic == right.topic:
+            raise unsupported(
+                f"a join of the topic {left.topic} with itself is not supported",
+                "write one of the sides to a topic of its own",
+            )
+        if left.is_streaming != right.is_streaming:
+            raise unsupported("a join of a stream with a batch is not supported")
+        self._read_condition(tree)
+        window = self._checked_window()
+        inputs = tuple(self._side_input(i, window) for i in (0, 1))
+        columns = tuple(
+            replace(column, value=self._outside(column.value, i))
+            for i, side in enumerate(self._sides)
+            for column in side.columns
+        )
+        return Above(
+            columns=columns, leaves=tuple(side.leaf for side in self._sides), having=(),
+            finish=lambda used: self._finish(inputs[0], inputs[1], window, used),
+        )  # fmt: skip
+
+    def _side_input(self, i: int, window: Node) -> Input:
+        side = self._sides[i]
+        time = self._window_times[i]
+        for part in side.where:
+            if any(found.kind == "@Window" for found in part.walk()):
+                raise unsupported(
+                    f"the condition {describe(part)} on a window below a join is not supported",
+                    "use it after the join",
+                )
+        here = Node("@Window", (time,), window.values)
+        where = (*side.where, *self._pushed[i])
+        return _input(side, self._leaves[i], self._session, here, where)
+
+    @property
+    def _window_times(self) -> tuple[Node, Node]:
+        assert self._window is not None
+        return self._window.children[0], self._window.children[1]
+
+    # -- the condition
+
+    def _read_condition(self, tree: Tree) -> None:
+        if not tree.has("condition"):
+            raise self._no_window()
+        values = [values_of(side.columns) for side in self._sides]
+        both = {**values[0], **values[1]}
+        for part in conjuncts(substituted(tree.expression("condition"), both)):
+            if not self._is_equality(part):
+                self._push(part)
+
+    def _no_window(self) -> Exception:
+        return unsupported(
+            "a join without an equal window is not supported",
+            "join on window(time, ..) of both sides and on keys",
+        )
+
+    def _side_of(self, found: Node) -> set[int]:
+        """Which sides an expression reads."""
+        sides = set()
+        for part in found.walk():
+            if part.kind == "@Column":
+                sides.add(0 if part.get("side") == self._sides[0].leaf else 1)
+            elif part.kind == "AttributeReference":
+                raise unsupported(
+                    f"the column {describe(part)} in the condition of a join is not a field of the"
+                    " values",
+                    "use columns of the value only",
+                )
+        return sides
+
+    def _is_equality(self, part: Node) -> bool:
+        if part.kind != "EqualTo" or len(part.children) != 2:
+            return False
+        a, b = part.children
+        if (self._side_of(a), self._side_of(b)) == ({1}, {0}):
+            a, b = b, a
+        if (self._side_of(a), self._side_of(b)) != ({0}, {1}):
+            return False
+        if a.kind == b.kind == "GetStructField" and a.get("ordinal") == b.get("ordinal"):
+            if a.children[0].kind == b.children[0].kind == "@Window":
+                # Windows of one size are equal if their starts are, or their ends.
+                a, b = a.children[0], b.children[0]
+        if "@Window" in (a.kind, b.kind):
+            self._take_window(a, b)
+        elif a.kind == b.kind == "@Column":
+            if (a, b) not in self._keys:
+                self._keys.append((a, b))
+        else:
+            raise unsupported(
+                f"the condition {describe(part)} of a join is not supported",
+                "join on equal columns of one type: the engine's keys are columns of the topics",
+            )
+        return True
+
+    def _take_window(self, a: Node, b: Node) -> None:
+        if a.kind != b.kind or a.values != b.values or a.get("how") != "tumbling":
+            raise unsupported(
+                f"a join on {describe(a)} and {describe(b)} is not supported",
+                "use tumbling windows of the same size and start on both sides",
+            )
+        both = Node("@Window", (a.children[0], b.children[0]), a.values)
+        if self._window is not None and self._window != both:
+            raise unsupported("a join on two windows is not supported", "use one")
+        self._window = both
+
+    def _checked_window(self) -> Node:
+        if self._window is None:
+            raise self._no_window()
+        if not self._keys:
+            raise unsupported(
+                "a join on a window alone is not supported", "add an equal key of both sides"
+            )
+        return self._window
+
+    def _push(self, part: Node) -> None:
+        """A condition of one side joins that side's, where dropping its rows early is the same."""
+        sides = self._side_of(part)
+        optional = {"inner": {0, 1}, "left": {1}, "right": {0}, "full": set()}[self._how]
+        if len(sides) != 1 or not sides <= optional:
+            raise unsupported(
+                f"the condition {describe(part)} of a {self._how} join is not supported",
+                "filter the result, or that side before the join",
+            )
+        self._pushed[sides.pop()].append(part)
+
+    # -- the result
+
+    def _outside(self, found: Node, side: int) -> Node:
+        """A column of one side, as the join gives it."""
+        if found.kind == "@Column":
+            return node("@Joined", side=side, name=found.get("name"))
+        if found.kind == "@Window":
+            both = bounds(_START, _END)
+            mine = self._window is not None and found == Node(
+                "@Window", (self._window.children[side],), self._window.values
+            )
+            if not mine:
+                raise unsupported(
+                    f"a join that also gives {describe(found)} is not supported",
+                    "drop that window before the join",
+                )
+            if not self._is_optional(side):
+                return both
+            # The window of a row that is not there is null.  A row that matched has keys; of a full
+            # join a row may come without keys, but never without its event time.
+            if self._how == "full":
+                time = event_time(self._window_times[side])
+                present = time.column if time is not None else ""
+            else:
+                present = self._keys[0][side].get("name")
+            there = node("IsNotNull", node("@Joined", side=side, name=present))
+            return node("CaseWhen", there, both)
+        return found.with_children(tuple(self._outside(child, side) for child in found.children))
+
+    def _is_optional(self, side: int) -> bool:
+        return self._how in ("full", ("right", "left")[side])
+
+    def _finish(
+        self, left: Input, right: Input, window: Node, used: Sequence[Node]
+    ) -> tuple[Plan, SqlText, tuple[Output, ...]]:
+        wanted = []
+        for expression in used:
+            for part in expression.walk():
+                if part.kind == "@Joined":
+                    wanted.append((part.get("side"), part.get("name")))
+        chosen = list(dict.fromkeys(wanted)) or [(0, self._keys[0][0].get("name"))]
+        chosen.sort(key=lambda c: (c[0], list((left, right)[c[0]].types).index(c[1])))
+        names = [name for _, name in chosen]
+        taken = {"window_start", "window_end"}
+        results: dict[tuple[int, str], str] = {}
+        for side, name in chosen:
+            result = name
+            if names.count(name) > 1 or name in taken:
+                result = f"{('left', 'right')[side]}_{name}"
+            while result in taken:
+                result += "_"
+            taken.add(result)
+            results[side, name] = result
+        for side, name in chosen:
+            kind = (left, right)[side].types[name]
+            if kind == "timestamp(ns)" and name in (k[side].get("name") for k in self._keys):
+                raise unsupported(f"a join on {name} is not supported: it has nanoseconds")
+        plan = JoinPlan(
+            left=left,
+            right=right,
+            left_keys=tuple(a.get("name") for a, _ in self._keys),
+            right_keys=tuple(b.get("name") for _, b in self._keys),
+            window=window_of(window),
+            how=self._how,
+            columns=tuple((side, name, results[side, name]) for side, name in chosen),
+        )
+        text = SqlText(
+            self._session.time_zone, lambda found: results[found.get("side"), found.get("name")]
+        )
+        return plan, text, self._outputs(plan)
+
+    def _outputs(self, plan: JoinPlan) -> tuple[Output, ...]:
+        declared = [
+            {
+                column.value.get("name"): bool(column.value.get("nullable"))
+                for column in side.columns
+                if column.value.kind == "@Column"
+            }
+            for side in self._sides
+        ]
+        nullable = {
+            result: self._is_optional(side) or declared[side].get(name, True)
+            for side, name, result in plan.columns
+        }
+        return tuple(
+            Output(
+                name=field.name, type=engine_ddl(field.type),
+                nullable=nullable.get(field.name, False),
+            )
+            for field in plan.output
+        )  # fmt: skip
