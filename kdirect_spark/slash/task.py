@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pyarrow as pa
@@ -37,7 +38,7 @@ COUNTS = {
 }
 FIGURES_DDL = (
     f"{FIGURES} struct<batch:bigint,{','.join(f'{name}:bigint' for name in COUNTS)},"
-    "dropped:bigint,watermark:timestamp>"
+    "dropped:bigint,watermark:string>"
 )
 
 
@@ -65,13 +66,19 @@ class Rows:
         found: dict[str, Any] = {name: counts.get(count, 0) for name, count in COUNTS.items()}
         found["batch"] = visit.batch
         found["dropped"] = sum(counts.get(reason.value, 0) for reason in DropReason)
-        found["watermark"] = None if visit.closes is None else visit.closes
+        found["watermark"] = None if visit.closes is None else _iso(visit.closes)
         schema = self._schema
         columns = [
             _nothing(field.type, nullable) for field, nullable in zip(schema, self._nullable)
         ]
         figures = pa.array([found], schema.field(FIGURES).type)
         return pa.record_batch([*columns, figures], schema=schema)
+
+
+def _iso(time_us: int) -> str:
+    """A time as Spark writes its watermarks, but with microseconds."""
+    since = datetime(1970, 1, 1, tzinfo=timezone.utc) + timedelta(microseconds=time_us)
+    return since.isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
 def _cast(column: pa.Array, wanted: pa.DataType) -> pa.Array:
