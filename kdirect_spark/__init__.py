@@ -5,9 +5,9 @@ Law of the room: it imports `kdirect.client`, `kdirect.format`, the rows of `kdi
 of `kdirect.state` the words of a plan and the source of typed values; never the broker or the log.
 
 Reading order: settings (what the options mean) and values (those of values), offsets (planning,
-pure), broker_view and source (planning, with a broker), reading and prefetch (in a task), sink
-(writing), datasource (the class that Spark instantiates), worker (what a Spark worker process
-keeps), environment (Spark sessions).
+pure), broker_view and source (planning, with a broker), reading, value_rows and prefetch (in a
+task), sink (writing), datasource (the class that Spark instantiates), worker (what a Spark worker
+process keeps), environment (Spark sessions).
 """
 
 from kdirect_spark.environment import configure, session_builder

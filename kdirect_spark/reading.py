@@ -2,8 +2,7 @@
 
 Law: it runs in Spark's worker processes, and reaches the broker through `worker.session` only.
 `RangeReading` owns what both kinds of rows share: losses, decoding ahead, statistics, what is
-dropped.  `RecordRows` are those of Spark's Kafka connector; `ValueRows` are what the state engine's
-source makes of the values, so that both engines pay the same decoding.
+dropped.  `RecordRows` are those of Spark's Kafka connector; those of values are in `value_rows`.
 """
 
 from __future__ import annotations
@@ -16,30 +15,23 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql.datasource import InputPartition
 
 from kdirect.errors import (
-    BadValueError,
     DataLossError,
     OffsetOutOfRangeError,
     TruncatedLogError,
     UnknownTopicError,
 )
-from kdirect.format.bad_values import SAMPLES, BadRow, Dropped, DropReason, described, error_of
+from kdirect.format.bad_values import Dropped, described
 from kdirect.model import TopicPartition
 from kdirect_spark import offsets, worker
 from kdirect_spark.broker_view import BrokerView, RangePartition
 from kdirect_spark.offsets import OffsetRange
 from kdirect_spark.prefetch import prefetched
 from kdirect_spark.settings import SourceSettings
-from kdirect_spark.values import as_spark_takes, misfits
 
 log = logging.getLogger("kdirect_spark")
-
-MOST_ROWS = 1 << 16  # of a batch
-# Why a value gives no row here, where no event time is read and nothing is kept.
-REASONS = (DropReason.NULL_VALUE, DropReason.WRONG_SIZE, DropReason.NOT_DECODED)
 
 
 def read_range(settings: SourceSettings, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -120,114 +112,13 @@ class RecordRows:
         self._reader.close()
 
 
-class ValueRows:
-    """The columns of values, decoded by the state engine's source."""
+def _kind(settings: SourceSettings) -> type[Rows]:
+    if settings.values is None:
+        return RecordRows
+    # Imported at first use: what decodes takes a while to import, and most queries take bytes.
+    from kdirect_spark.value_rows import ValueRows
 
-    def __init__(
-        self, settings: SourceSettings, session: Any, tp: TopicPartition, start: int, stop: int
-    ) -> None:
-        # Imported at first use: only tasks decode.
-        from kdirect.state.source import BLOCK_BYTES, TopicSource
-
-        values = settings.values
-        assert values is not None
-        self._tp = tp
-        self._values = values
-        self._fields = values.chosen(settings.columns)
-        self._schema = values.arrow_row(settings.columns)
-        self._batch_bytes = settings.batch_bytes
-        if values.layout is None:
-            # A value takes about as many bytes as its columns.
-            block_rows, block_bytes = MOST_ROWS, settings.batch_bytes
-        else:
-            width = sum(values.layout.field(field.name).kind.width for field in self._fields)
-            block_rows = min(max(settings.batch_bytes // width, 1), MOST_ROWS)
-            block_bytes = BLOCK_BYTES
-        self._source = TopicSource(
-            session,
-            values.input(tp.topic),
-            tp,
-            start,
-            stop,
-            columns=[field.name for field in self._fields],
-            block_rows=block_rows,
-            block_bytes=block_bytes,
-        )
-
-    @property
-    def dropped(self) -> Dropped:
-        return self._source.dropped
-
-    @property
-    def next_offset(self) -> int:
-        return self._source.next_offset
-
-    @property
-    def transport(self) -> str:
-        return self._source.transport
-
-    def batches(self) -> Generator[pa.RecordBatch, None, None]:
-        try:
-            for block in self._source.blocks():
-                if block.rows:
-                    yield from self._cut(self._batch(block))
-        except BadValueError as e:
-            e.hint = (
-                "correct what the producer writes, or valueSchema; valueMode=PERMISSIVE drops such "
-                "records and counts them"
-            )
-            raise
-
-    def _batch(self, block: Any) -> pa.RecordBatch:
-        columns = [block.columns[field.name] for field in self._fields]
-        for field in self._fields:
-            mask = misfits(field.type, block.columns[field.name])
-            if mask is not None:
-                columns = self._without(mask, field.name, columns, block)
-                break
-        taken = [as_spark_takes(f.type, column) for f, column in zip(self._fields, columns)]
-        return pa.RecordBatch.from_arrays(taken, schema=self._schema)
-
-    def _without(
-        self, mask: pa.Array, name: str, columns: list[pa.Array], block: Any
-    ) -> list[pa.Array]:
-        """The columns without the rows whose times Spark cannot hold: those of `mask` in the column
-        `name`, and those of the others."""
-        mine = pa.array(block.offsets)
-        bad: list[BadRow] = []
-        any_bad = mask
-        for field in self._fields:
-            found = mask if field.name == name else misfits(field.type, block.columns[field.name])
-            if found is None:
-                continue
-            any_bad = pc.or_(any_bad, found)
-            why = f"it is no timestamp in microseconds of 64 bits, as Spark's are ({field.type})"
-            for offset in pc.filter(mine, found)[:SAMPLES].to_pylist():
-                bad.append(BadRow(offset, DropReason.NOT_DECODED, field.name, why))
-        bad.sort(key=lambda row: row.offset)
-        if self._values.mode == "FAILFAST":
-            raise error_of(self._tp, bad[0])
-        dropped = Dropped()
-        dropped.add(DropReason.NOT_DECODED, pc.sum(any_bad).as_py(), bad)
-        self._source.dropped.merge(dropped)
-        good = pc.invert(any_bad)
-        return [pc.filter(column, good) for column in columns]
-
-    def _cut(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """`batch` in parts of about arrowBatchBytes: a value in Arrow may have any number of
-        rows."""
-        rows = batch.num_rows
-        parts = max(1, min(rows, batch.nbytes // self._batch_bytes))
-        each = -(-rows // parts)
-        for start in range(0, rows, each):
-            yield batch.slice(start, each)
-
-    def statistics(self) -> dict[str, int]:
-        counts = self._source.dropped.counts
-        return self._source.statistics() | {r.value: counts.get(r, 0) for r in REASONS}
-
-    def close(self) -> None:
-        self._source.close()
+    return ValueRows
 
 
 class RangeReading:
@@ -278,8 +169,7 @@ class RangeReading:
         """The batches of one reader, from `next_offset` on."""
         settings, work = self._settings, self._work
         session = worker.session(settings.task_client)
-        kind: type[Rows] = RecordRows if settings.values is None else ValueRows
-        rows = kind(settings, session, work.topic_partition, self.next_offset, work.stop)
+        rows = _kind(settings)(settings, session, work.topic_partition, self.next_offset, work.stop)
         try:
             for batch in rows.batches():
                 self.next_offset = rows.next_offset

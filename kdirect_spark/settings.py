@@ -13,9 +13,7 @@ import difflib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
-
-from pyspark.sql.types import StructType
+from typing import TYPE_CHECKING, Any
 
 from kdirect.errors import ConfigError
 from kdirect.model import check_topic_name
@@ -33,7 +31,11 @@ from kdirect_spark.offsets import (
     from_json,
     partitions_from_json,
 )
-from kdirect_spark.values import ValueSettings, value_settings
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+    from kdirect_spark.values import ValueSettings
 
 FORMAT = "kdirect"
 
@@ -46,7 +48,8 @@ _START = (
 REFUSED_SOURCE = {
     "auto.offset.reset": _START,
     "key.deserializer": "keys are always bytes; decode them with DataFrame operations",
-    "value.deserializer": "values are always bytes; decode them with DataFrame operations",
+    "value.deserializer": "values are always bytes; decode them with DataFrame operations, or set "
+    "valueFormat",
     "enable.auto.commit": "the source commits no offsets by itself; set kafka.group.id to commit "
     "what each micro-batch has read",
     "interceptor.classes": "keys and values are always bytes, and an interceptor may break the "
@@ -393,6 +396,9 @@ def _values(
             "options includeHeaders and valueFormat exclude each other",
             hint="remove one: with valueFormat a row has the columns of the value only",
         )
+    # Imported at first use: the engine's words take a while to import, and most queries take bytes.
+    from kdirect_spark.values import value_settings
+
     return value_settings(
         values["valueFormat"],
         schema_text=values["valueSchema"],

@@ -1,4 +1,4 @@
-"""How the values of records become columns: what `valueFormat` and its neighbours mean.
+"""How the values of records become columns: what valueFormat and the options that need it mean.
 
 Owns: `ValueSettings`, and which type of Spark's a type of the state engine becomes, and back.
 
@@ -114,17 +114,7 @@ def engine_fields(schema: StructType, what: str) -> tuple[Field, ...]:
                 hint="leave NOT NULL out",
             )
     kinds = [(f.name, engine_type(f.dataType, f"{what}: column {f.name}")) for f in schema]
-    return _fields(kinds, what)
-
-
-def _fields(schema: Any, what: str) -> tuple[Field, ...]:
-    """The engine's fields of this schema; errors say that it is in `what`."""
-    try:
-        return fields(schema, what)
-    except ConfigError as e:
-        if not e.message.startswith(what):
-            e.message = f"{what}: {e.message}"
-        raise
+    return fields(kinds, what)
 
 
 def as_spark_takes(kind: str, column: pa.Array) -> pa.Array:
@@ -235,7 +225,7 @@ def value_settings(
         if schema_text is None:
             raise ConfigError("valueFormat=fixed needs valueSchema", hint=_GIVE_SCHEMA[format])
         layout = _layout(schema_text, size)
-        found = _fields(layout.schema(), _OPTION)
+        found = fields(layout.schema(), _OPTION)
         return ValueSettings(format=format, fields=found, layout=layout, mode=mode)
     if schema_text is None and spark_schema is None:
         raise ConfigError(f"valueFormat={format} needs valueSchema", hint=_GIVE_SCHEMA[format])
@@ -245,7 +235,7 @@ def value_settings(
     elif schema_text.lstrip().startswith("{"):
         found = engine_fields(_from_json(schema_text), _OPTION)
     else:
-        found = _fields(schema_text, _OPTION)
+        found = fields(schema_text, _OPTION)
     return ValueSettings(format=format, fields=found, mode=mode)
 
 

@@ -30,7 +30,8 @@ ROOMS = {
     "producer": "`Producer.statistics()`; counters of the paths that the producer has used.",
     "consumer": "`Consumer.statistics()`; counters of the paths that the consumer has used.",
     "reader": "`Reader.statistics()`, counted since the reader was created; counters of the paths "
-    "that it has used. A Spark task writes them to `taskStatisticsDir`.",
+    "that it has used. A Spark task writes them to `taskStatisticsDir`; with valueFormat also "
+    "`null_value`, `wrong_size` and `not_decoded`, as a job of the state engine counts them.",
     "stream": "`FileStream.statistics()`, of one partition that is read over RDMA.",
     "fetcher": "`TcpFetcher.statistics()`, of one partition that is read over TCP.",
     "appender": "`TcpAppender.statistics()`, of one partition that is written over TCP.",

@@ -587,7 +587,7 @@ SPARK = Options("Spark options", (
            "Stream source: how often to look for new topics and partitions.", low=0),
     Option("taskStatisticsDir", "str", None,
            "Source: an existing directory where each task writes a JSON line of what its reader "
-           "did (READs, bytes, transport)."),
+           "did (READs, bytes, transport, values that gave no row)."),
     Option("checkpointLocation", "str", None, "Spark's own; Spark passes it to a stream's sink."),
     Option("queryName", "str", None, "Spark's own; Spark passes it to a stream's sink."),
     Option("path", "str", None, "Not available: subscribe or topic names the topic."),

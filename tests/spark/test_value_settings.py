@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pyarrow as pa
 import pytest
 from pyspark.sql.types import (
@@ -253,3 +256,14 @@ def test_a_sink_decodes_nothing():
     for name, value in {**FIXED, "valueSize": "9", "valueMode": "FAILFAST"}.items():
         with pytest.raises(ConfigError, match=f"option {name} belongs to a source"):
             sink_settings({"kafka.bootstrap.servers": "h:1", name: value})
+
+
+def test_queries_of_bytes_do_not_wait_for_the_engines_modules():
+    """Spark's Python processes import the data source anew for many queries."""
+    code = (
+        "import sys; import kdirect_spark.datasource; from kdirect_spark.settings import *; "
+        "source_settings({'kafka.bootstrap.servers': 'h:1', 'subscribe': 't'}, streaming=None); "
+        "print([m for m in sys.modules if m.startswith(('kdirect.state', 'pyarrow.compute'))])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

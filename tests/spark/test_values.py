@@ -298,7 +298,6 @@ def test_a_query_reads_the_columns_that_it_needs(read_values, filled):
         return df._jdf.queryExecution().executedPlan().toString()
 
     df = read_values(filled["fixed"], **FIXED_OPTIONS)
-    assert "BatchScan kdirect[c4#" not in plan(df.groupBy().count())
     assert "BatchScan kdirect[c0#" in plan(df.groupBy().count()), "the narrowest, for count()"
     assert "BatchScan kdirect[c19#" in plan(df.selectExpr("sum(c19)"))
     total = sum((row[-1] for row in FORMATS["fixed"][2]), Decimal(0))
@@ -326,6 +325,25 @@ def test_the_schema_of_the_reader(read_values, topics, format):
     assert rows_of(df) == [(1, 5), (2, None), (None, 7)]
     assert rows_of(df.select("a b")) == [(5,), (None,), (7,)]
     assert df.count() == 3
+
+
+@pytest.mark.spark
+def test_the_schema_of_the_reader_of_a_stream(spark, broker, topics, tmp_path):
+    name = topics.create(2)
+    topics.fill(name, [b'{"user": 1}', b'{"user": 2}'])
+    topics.fill(name, [b'{"user": 3, "at": "2024-01-01T00:00:00Z"}'], 1)
+    found = []
+    df = (
+        spark.readStream.format("kdirect")
+        .schema("user long, at timestamp")
+        .option("kafka.bootstrap.servers", broker.bootstrap_servers)
+        .options(subscribe=name, startingOffsets="earliest", valueFormat="json")
+        .load()
+    )
+    query = df.writeStream.foreachBatch(lambda batch, _: found.extend(rows_of(batch)))
+    query = query.option("checkpointLocation", str(tmp_path)).trigger(availableNow=True).start()
+    assert query.awaitTermination(90)
+    assert sorted(found, key=str) == [(1, None), (2, None), (3, 1_704_067_200_000_000)]
 
 
 @pytest.mark.spark

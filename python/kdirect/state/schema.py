@@ -159,7 +159,9 @@ def fields(schema: Any, what: str = "schema") -> tuple[Field, ...]:
             raise _no_schema(schema, what)
     else:
         raise _no_schema(schema, what)
-    found = tuple(Field(name=name, type=str(kind)) for name, kind in pairs)
+    found = tuple(
+        Field(name=name, type=type_name(kind, f"{what}: column {name}")) for name, kind in pairs
+    )
     if not found:
         raise ConfigError(f"{what}: there is no column", hint="name at least one column")
     names = [f.name for f in found]
