@@ -321,12 +321,13 @@ class Executor:
         return start.closed_before
 
     def put(self, vpart: int, entry: Entry) -> None:
-        first, last = self.welcome.vparts[self.index]
+        vparts = self.welcome.vparts
+        first, last = vparts[self.index]
         if first <= vpart < last:
             self.file.apply(entry)
         else:
-            only_read = self.world.executors - len(self.world.settings.leaders)
-            to = batches.leader_of(vpart, self.world.executors, only_read)
+            only_read = sum(first == last for first, last in vparts)
+            to = batches.leader_of(vpart, len(vparts), only_read)
             merge(self.open[to], entry)
 
     def step_reading(self, event: helper.Event) -> None:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from kdirect.state.batches import BatchRecord, Partition
 from tests.state.topics import Row
 
-NEVER = -(1 << 63)
+NEVER, FOREVER = -(1 << 63), (1 << 63) - 1
 LEFT, RIGHT = "left", "right"  # the topics of a join
 GIVES_BACK = {"inner": (), "left": (0,), "right": (1,), "full": (0, 1)}  # rows without a match
 
@@ -68,6 +68,8 @@ class Sequential:
         entries = {tp: self.clock.get(tp, NEVER) for tp in record.ranges}
         awake = [time for tp, time in entries.items() if tp not in record.idle]
         closes = max(self.closed, min(awake) if awake else max(entries.values()))
+        if record.closes_all:
+            closes = FOREVER
         emitted = self.emit(closes, changed)
         self.closed = closes
         return emitted
