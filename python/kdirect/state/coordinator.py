@@ -191,6 +191,11 @@ def _ask_ends(job: Job, *, pause: bool) -> tuple[Job, Effects]:
     return replace(job, is_asking=True), (AskEnds(pause),)
 
 
+def end(job: Job, error: KdirectError) -> tuple[Job, Effects]:
+    """What the driver has to do fails for good."""
+    return (job, ()) if job.phase is Phase.ENDED else _end(job, error)
+
+
 def _end(job: Job, error: KdirectError | None) -> tuple[Job, Effects]:
     stop = Stop(attempt=job.attempt, forget=error is None and job.is_all_in_snapshot)
     if error is not None:
@@ -295,7 +300,9 @@ def _gathered(job: Job) -> tuple[Job, Effects]:
             headers=tuple(job.hellos[i].header for i in range(executors)),
             vparts=job.settings.vparts,
             records=job.records,
-            committed=job.last_committed,
+            # As the log has it: where a batch must run again for its clocks, which the commit that
+            # is not logged yet needs, its state keeps them.
+            committed=NO_BATCH if job.committed is None else job.committed.number,
             manifests=tuple(m for m in job.manifests if m.number not in job.unusable),
             log_starts={tp: range_.start for tp, range_ in job.ends.ends.items()},
         )

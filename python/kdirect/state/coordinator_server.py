@@ -47,7 +47,7 @@ log = logging.getLogger("kdirect.state")
 PAUSE_S = 0.05  # between two looks at topics that had nothing new
 BROKER_PAUSE_S = 0.5  # between two questions to brokers that do not answer
 LEVELS = ("state_bytes", "keys")  # counts of a batch that are no sums over batches
-ATTEMPTS_AHEAD = 1 << 20
+ATTEMPTS_AHEAD = 1 << 10  # attempts have 32 bits on the channels: not so many for each start
 TURN_S = 0.2  # the longest sleep: then it is looked whether processes have ended
 HELLO_TIMEOUT_S = 20.0  # after the token
 ANSWERING = (  # phases in which executors owe an answer
@@ -121,6 +121,8 @@ class CoordinatorServer:
         self._output: tuple[int, pa.Table] | None = None
         self.finished: job.Finish | None = None  # how the job ended
         self.done = NO_BATCH  # of a planned job: the batch that executors were let leave with
+        # The number in the file runs ahead of a planned job's.
+        self._attempts_before = directory.attempt if settings.is_planned else 0
         self._job, effects = self._opened_job()
         self._carry_out(effects)
 
@@ -172,7 +174,8 @@ class CoordinatorServer:
     def statistics(self) -> dict[str, int]:
         """All metrics of the room `state`."""
         found = dict.fromkeys(metrics.names("state"), 0) | self.counts | self._ordered
-        found |= {"attempts": self.attempt} | {name: self.batch_counts[name] for name in LEVELS}
+        attempts = self.attempt - self._attempts_before
+        found |= {"attempts": attempts} | {name: self.batch_counts[name] for name in LEVELS}
         return found
 
     def _count(self, done: messages.BatchDone) -> None:
@@ -230,12 +233,21 @@ class CoordinatorServer:
         """Of a planned job: this batch is to run when its executors have come, and all batches
         before it are committed.  Raises what ended the job, or ends it now."""
         self._event(job.Planned(number, ranges, ends, self._now_us(), closes_all))
+        if isinstance(self._crew, VisitingCrew):
+            self._crew.forget(number)
         if self.finished is not None and self.finished.error is not None:
             raise self.finished.error
 
     def would_close(self, ends: Mapping[Partition, Range]) -> bool:
         """Of a planned job: would a batch that reads nothing emit windows?"""
         return planned_job.would_close(self._job, ends, self._now_us())
+
+    def fail(self, error: KdirectError) -> None:
+        """End the job, because what it decided cannot be carried out: no further event changes
+        anything, and whoever comes or waits hears why."""
+        self._events.clear()
+        self._job, effects = coordinator.end(self._job, error)
+        self._carry_out(effects)
 
     def close(self) -> None:
         """End all processes and connections.  What is durable stays."""
@@ -359,8 +371,14 @@ class CoordinatorServer:
             log.warning("%s is refused: %s", stranger.peer, e)
             del self._strangers[stranger]
             stranger.close()
+            self._lose_gang_of(stranger)
             return
         del self._strangers[stranger]
+        if isinstance(self._crew, VisitingCrew) and isinstance(hello, messages.Failed):
+            log.warning("executor %d failed before it began: %s", hello.executor, hello.message)
+            stranger.close()
+            self._lose_gang_of(stranger)
+            return
         if isinstance(hello, messages.Hello):
             old = self._connections.get(hello.executor)
             if old is not None:
@@ -380,13 +398,22 @@ class CoordinatorServer:
         planned = self._job.planned
         batch = NO_BATCH if planned is None else planned.number
         deadline = time.monotonic() + HELLO_TIMEOUT_S
-        for executor, connection in self._crew.arrived(batch, said, stranger):
-            try:
-                connection.put(messages.encode(messages.Placed(executor=executor)))
-            except StateProtocolError as e:
-                log.info("a process left before it began: %s", e)
-                continue
+        dealt = self._crew.arrived(batch, said, stranger)
+        if dealt:  # whoever is here is of a gang before
+            self._lose_all()
+        for executor, connection in dealt:
             self._strangers[connection] = deadline
+            with contextlib.suppress(StateProtocolError):  # it has gone, which `_meet` notices
+                connection.put(messages.encode(messages.Placed(executor=executor)))
+
+    def _lose_gang_of(self, stranger: ControlConnection) -> None:
+        """A process ended before its hello: the others of its gang wait for what never comes."""
+        if isinstance(self._crew, VisitingCrew) and self._crew.lost(stranger):
+            self._lose_all()
+
+    def _lose_all(self) -> None:
+        for executor in list(self._connections):
+            self._lose(executor)
 
     def _farewell(self) -> messages.Stop:
         """What whoever comes after the end is told."""
@@ -408,6 +435,10 @@ class CoordinatorServer:
                 f"it wants to be executor {hello.executor} of a job of {executors}: start"
                 " it with the settings that the launcher gets"
             )
+        if isinstance(self._crew, VisitingCrew):
+            if isinstance(hello, messages.Hello):
+                self._crew.meets(peer, hello.executor)
+            return
         if isinstance(hello, messages.Hello) and hello.start < self._crew.least_start(
             hello.executor
         ):
@@ -469,7 +500,13 @@ class CoordinatorServer:
         if connection is not None:
             connection.close()
         self._give_up_output()
+        is_of_gang = isinstance(self._crew, VisitingCrew) and executor in self._job.hellos
         self._event(job.Lost(executor))
+        if is_of_gang:
+            assert isinstance(self._crew, VisitingCrew)
+            self._crew.give_up()
+            for other in self._job.hellos:
+                self._lose(other)
 
     # -- parts of snapshots, for hosts that do not see the directory -------------------------------
 
@@ -576,6 +613,8 @@ class CoordinatorServer:
                     self._forget(number, batches)
                 case job.Finish():
                     self.finished = effect
+                    if isinstance(self._crew, VisitingCrew):
+                        self._crew.tell_waiting(self._farewell())
 
     def _write_attempt(self, attempt: int) -> None:
         """Of a planned job each batch is an attempt: a file is written for many of them at once."""

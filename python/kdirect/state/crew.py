@@ -11,6 +11,7 @@ started it.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections import Counter
@@ -18,12 +19,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Protocol
 
-from kdirect.errors import StateError, TimedOutError
+from kdirect.errors import StateError, StateProtocolError, TimedOutError
 from kdirect.state import job
 from kdirect.state.control import ControlConnection
 from kdirect.state.executor import ExecutorSettings
 from kdirect.state.launcher import ExecutorProcess, Launcher
-from kdirect.state.messages import Arrived
+from kdirect.state.messages import Arrived, Stop, encode
 from kdirect.state.planned_job import deal_executors
 
 log = logging.getLogger("kdirect.state")
@@ -168,46 +169,94 @@ class LaunchedCrew:
 
 
 class VisitingCrew:
-    """See the module.  A connection belongs to the crew from `arrived` until it is dealt."""
+    """See the module.  A *gang* is the processes that come together for a batch, one for each
+    executor; a later gang takes the place of one before, of which no process is waited for then.
+
+    The `start` of its processes tells gangs apart: those of one gang lie closer together than there
+    are executors, and those of a later one are all greater.  So no process of an old gang, which
+    nobody has told yet that its gang is over, is taken for one of the new gang, whose own process
+    would then wait for ever.
+
+    A connection belongs to the crew from `arrived` until it is dealt."""
 
     def __init__(self, executors: int) -> None:
         self._executors = executors
         self._waiting: dict[int, tuple[Arrived, ControlConnection]] = {}  # by task
-        self._newest: Counter[int] = Counter()  # start of the newest process, by executor
+        self._newest = 0  # the greatest start that has come
+        # Those of the last gang that have been dealt, and have not said hello.
+        self._dealt: dict[ControlConnection, int] = {}
 
     def arrived(
         self, batch: int, said: Arrived, connection: ControlConnection
     ) -> list[tuple[int, ControlConnection]]:
         """A process has come for a batch, and `batch` is the one that is planned.  When it is the
-        last of all, the executor that each of them becomes."""
-        if said.batch != batch:
-            connection.close()
-            return []
+        last of its gang, the executor that each of them becomes."""
+        self.forget(batch)
         old = self._waiting.get(said.task)
-        if old is not None and old[0].start >= said.start:
-            connection.close()
+        if said.batch != batch:
+            _refuse(connection, f"batch {said.batch} is not the one that is planned")
             return []
+        if self._is_replaced(said) or (old is not None and old[0].start >= said.start):
+            _refuse(connection, f"other processes have come for batch {batch}")
+            return []
+        self._newest = max(self._newest, said.start)
+        self._waiting[said.task] = (said, connection)
         if old is not None:
             old[1].close()
-        self._waiting[said.task] = (said, connection)
         self._forget_gone()
+        for task, (other, waiting) in list(self._waiting.items()):
+            if self._is_replaced(other):
+                _refuse(waiting, f"other processes have come for batch {batch}")
+                del self._waiting[task]
         if len(self._waiting) < self._executors:
             return []
-        waiting, self._waiting = self._waiting, {}
-        dealt = deal_executors([said for said, _ in waiting.values()])
-        for task, executor in dealt.items():
-            self._newest[executor] = waiting[task][0].start
-        return [(executor, waiting[task][1]) for task, executor in sorted(dealt.items())]
+        gang, self._waiting = self._waiting, {}
+        dealt = deal_executors([said for said, _ in gang.values()])
+        self.give_up()
+        self._dealt = {gang[task][1]: executor for task, executor in dealt.items()}
+        return [(executor, gang[task][1]) for task, executor in sorted(dealt.items())]
+
+    def _is_replaced(self, said: Arrived) -> bool:
+        return said.start <= self._newest - self._executors
+
+    def forget(self, batch: int) -> None:
+        """Of those who wait, whoever came for another batch than this one has come in vain."""
+        for task, (said, connection) in list(self._waiting.items()):
+            if said.batch != batch:
+                _refuse(connection, f"batch {said.batch} is not the one that is planned")
+                del self._waiting[task]
 
     def _forget_gone(self) -> None:
         """Whoever was started together with one that has died is ended too."""
         for task, (said, connection) in list(self._waiting.items()):
             if connection.has_gone():
                 log.info("task %d (process %d) left before it began", task, said.process_id)
+                connection.close()
                 del self._waiting[task]
 
+    def meets(self, connection: ControlConnection, executor: int) -> None:
+        """A hello as this executor came on a connection.  StateProtocolError if it was not dealt
+        this executor, or is of a gang before the last."""
+        if self._dealt.get(connection) != executor:
+            raise StateProtocolError(f"it says hello as executor {executor}, which it is not")
+        del self._dealt[connection]
+
+    def lost(self, connection: ControlConnection) -> bool:
+        """A connection ended before a hello.  Was it one of the last gang?  Then the gang is over:
+        those that have said hello wait for what never comes."""
+        if connection not in self._dealt:
+            return False
+        self.give_up()
+        return True
+
+    def give_up(self) -> None:
+        """The last gang has lost one."""
+        for connection in self._dealt:
+            connection.close()
+        self._dealt.clear()
+
     def least_start(self, executor: int) -> int:
-        return self._newest[executor]
+        return 0
 
     def came(self, executor: int) -> None:
         pass
@@ -228,3 +277,23 @@ class VisitingCrew:
         for _, connection in self._waiting.values():
             connection.close()
         self._waiting.clear()
+        self.give_up()
+
+    def tell_waiting(self, stop: Stop) -> None:
+        """The job has ended: whoever waits hears why."""
+        for _, connection in self._waiting.values():
+            _tell_last(connection, stop)
+        self._waiting.clear()
+
+
+def _refuse(connection: ControlConnection, why: str) -> None:
+    """Tell a process that it has come in vain."""
+    log.info("%s is refused: %s", connection.peer, why)
+    stop = Stop(attempt=0, error=StateProtocolError.__name__, message=f"this came too late: {why}")
+    _tell_last(connection, stop)
+
+
+def _tell_last(connection: ControlConnection, stop: Stop) -> None:
+    with contextlib.suppress(StateProtocolError):
+        connection.put(encode(stop))
+    connection.close()

@@ -134,7 +134,7 @@ class Executor:
         self._memory: StateMemory | None = None
         self._welcome: messages.Welcome | None = None
         self._session: Session | None = None
-        self._connected = self._restored = False
+        self._connected = self._restored = self._is_visiting = False
         self._early: deque[messages.FromCoordinator] = deque()
         self._heart = Heart(self._say_working, LONGEST_INTERVAL_S, time.monotonic)
 
@@ -219,6 +219,8 @@ class Executor:
     def visit(self) -> messages.Leave:
         """Of a planned job: do what the coordinator asks for until the batch is done and this
         process may leave.  Raises what ended the job."""
+        self._is_visiting = True
+        self._kept.end(forget=False)  # the last one to leave clears what is of no use any more
         while True:
             message = self._next(None)
             if isinstance(message, messages.Leave):
@@ -296,6 +298,8 @@ class Executor:
         if (data := self.connection.poll()) is not None:
             message = messages.decode_from_coordinator(data)
             if isinstance(message, messages.Stop):
+                if self._is_visiting and message.error:
+                    raise messages.error_of(message)
                 raise StateProtocolError("the job was stopped in the midst of a batch")
             self._early.append(message)
 

@@ -44,6 +44,8 @@ def check_planned(job: Job, plan: Planned) -> None:
         _check_goes_on(job, plan)
         return
     where = "no batch" if job.last == NO_BATCH else f"batch {job.last}"
+    if committed == job.last != NO_BATCH:
+        where += ", which is committed"
     raise StateDirectoryError(
         f"batch {plan.number} is to run, and the state directory ends with {where}: it is that of"
         " another query, an older or newer copy, or was removed",
@@ -67,13 +69,13 @@ def _check_goes_on(job: Job, plan: Planned) -> None:
                 f" has it up to {range_.end}",
                 hint=_OLD_COPY,
             )
+    check_kept({tp: range_.start for tp, range_ in plan.ranges.items()}, plan.ends)
 
 
 def planned_record(job: Job) -> BatchRecord:
     """The record of the batch that is planned; the one before it is committed and done."""
     plan = job.planned
     assert plan is not None
-    check_kept({tp: range_.start for tp, range_ in plan.ranges.items()}, plan.ends)
     known = {} if job.after is None else job.after.clock
     return BatchRecord(
         number=plan.number,
@@ -95,12 +97,17 @@ def idle_of(
 
 def would_close(job: Job, ends: Mapping[Partition, Range], now_us: int) -> bool:
     """Would a batch that reads nothing emit windows, because partitions have become idle?"""
-    if job.after is None:
+    if job.last == NO_BATCH:
         return False
     empty = {tp: Range(r.end, r.end) for tp, r in ends.items()}
     idle = idle_of(job, empty, ends, now_us)
-    clock = VectorClock({tp: job.after.clock.get(tp, TIME_MIN) for tp in empty})
-    return clock.closes(idle, job.after.closes) > job.after.closes
+    after = job.after
+    if after is None and job.committed is not None and job.committed.number == job.last:
+        after = job.committed.after
+    if after is None:  # the clocks are known once a batch has run
+        return bool(idle)
+    clock = VectorClock({tp: after.clock.get(tp, TIME_MIN) for tp in empty})
+    return clock.closes(idle, after.closes) > after.closes
 
 
 def deal_executors(arrived: Sequence[Arrived]) -> dict[int, int]:

@@ -28,7 +28,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
-from kdirect.errors import StateError
+from kdirect.errors import KdirectError, StateError
 from kdirect.state import exchange, heartbeat, job, part_transfer
 from kdirect.state.batches import Partition, Range
 from kdirect.state.control import ControlListener, close_in_children, new_token
@@ -69,6 +69,7 @@ class PlannedJob:
         self._executors = executors
         self._mode = mode
         self._closed = False
+        self._process = os.getpid()
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self.exchange, self.exchange_reason = exchange.choose(
             options["exchange"], options["provider"]
@@ -172,7 +173,11 @@ class PlannedJob:
         DataLossError where records that it reads are gone."""
 
         def call() -> None:
-            self._server.plan(number, ranges, ends, closes_all=closes_all)
+            try:
+                self._server.plan(number, ranges, ends, closes_all=closes_all)
+            except Exception as e:
+                self._fail(e)
+                raise
 
         self._call(call)
 
@@ -190,6 +195,8 @@ class PlannedJob:
         """End the coordinator, as if it had been killed: what is mapped and what is on disk stays.
         A job without a directory of its own goes whole."""
         if self._closed or self._thread is threading.current_thread():
+            return
+        if os.getpid() != self._process:  # a child made by fork: nothing of this is its own
             return
         self._closed = True
         self._wake_up()
@@ -229,8 +236,14 @@ class PlannedJob:
             self._wake.send(b"\0")
 
     def _run(self) -> None:
-        process = os.getpid()
-        while not self._closed and os.getpid() == process:
+        try:
+            self._serve()
+        finally:
+            if not self._closed:  # nobody may wait for a thread that has ended
+                self._server.close()
+
+    def _serve(self) -> None:
+        while not self._closed:
             with contextlib.suppress(BlockingIOError):
                 while self._wakes.recv(4096):
                     pass
@@ -241,9 +254,23 @@ class PlannedJob:
                 return
             try:
                 self._server.turn(self._wakes.fileno())
-            except Exception:
-                log.exception("the coordinator of a job has ended")
-                raise
+            except Exception as e:
+                if self._server.finished is not None:
+                    raise
+                self._fail(e)
+
+    def _fail(self, error: Exception) -> None:
+        """What was decided could not be carried out: the job ends, and whoever comes or plans hears
+        why.  The thread goes on, to say so."""
+        if self._server.finished is not None:
+            return
+        log.error("a job has ended: %s", error, exc_info=not isinstance(error, KdirectError))
+        if not isinstance(error, KdirectError):
+            error = StateError(
+                f"the coordinator failed: {type(error).__name__}: {error}",
+                hint="start the query again; its log has more",
+            )
+        self._server.fail(error)
 
     # -- files -------------------------------------------------------------------------------------
 

@@ -56,9 +56,10 @@ def visit(
     """Come for `batch`, do it together with all others that come, and leave.
 
     `settings.executor` does not matter: the coordinator says which executor this process becomes.
-    `task` (from 0) tells the processes of one batch apart; one with a greater `start` takes the
-    place of an older one of the same task.  Waits until all have come.  Raises what ended the job
-    or this attempt; whoever started the process may start one more."""
+    `task` (from 0) tells the processes of a gang apart, which come together.  `start`: the numbers
+    of one gang lie closer together than there are executors, and those of a later gang are all
+    greater.  Waits until all have come.  Raises what ended the job or this attempt; then whoever
+    started the gang ends it, and may start another one."""
     connection = control.connect(settings.host, settings.port, settings.token)
     try:
         arrived = messages.Arrived(
