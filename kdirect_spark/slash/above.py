@@ -163,7 +163,6 @@ class _Aggregation:
         if not self._found:
             self._add(Aggregate(kind="count", name="count"))
         given = _input(self._below, self._leaf, self._session, self._window, where)
-        self._check_by_time(given)
         plan = AggregatePlan(
             input=given,
             keys=tuple(self._keys),
@@ -350,12 +349,6 @@ class _Aggregation:
             )
         return self._add(_named(_BY_TIME[function.kind], column.get("name")))
 
-    def _check_by_time(self, given: Input) -> None:
-        for aggregate in self._found.values():
-            if aggregate.kind in ("first", "last") and given.time == aggregate.column:
-                # The value is the time itself: an integer of another unit would be no timestamp.
-                continue
-
     def _simple(self, function: Node) -> Node:
         kind, inner = _SIMPLE[function.kind], function.children[0]
         loose = function.kind in (*_MOMENTS, "Average", "HyperLogLogPlusPlus")
@@ -369,7 +362,7 @@ class _Aggregation:
                     " a decimal",
                     "declare it as int64 or decimal128(20,0)",
                 )
-            if not types.is_number(engine) or (kind == "avg" and _is_rounded(inner, spark)):
+            if not types.is_number(engine) or kind == "avg" and _is_rounded(inner, spark):
                 raise self._refused(function)
         if kind in ("collect_list", "collect_set") and function.get("ignoreNulls", True) is False:
             raise unsupported(f"{describe(function)} with RESPECT NULLS is not supported")

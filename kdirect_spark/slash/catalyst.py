@@ -347,6 +347,8 @@ def _described(found: Node, depth: int) -> str:
         return ".."
     if found.kind == "Literal":
         value = found.get("value")
+        if found.type == "binary":
+            return "X'..'"
         return "null" if value is None else repr(value) if found.type == "string" else value
     if found.kind == "@Window":
         return f"{found.get('how')} window of {_described(found.children[0], depth + 1)}"

@@ -13,6 +13,7 @@ import struct
 import zoneinfo
 from typing import Any, NamedTuple
 
+from kdirect.errors import UnsupportedPlanError
 from kdirect_spark.slash.catalyst import Node, describe
 from kdirect_spark.slash.refusal import unsupported
 from kdirect_spark.slash.spark_types import FLOATS, INTEGERS, decimal_of
@@ -50,9 +51,7 @@ def constant(found: Node, time_zone: str) -> Constant | None:
         return None
     if found.kind == "Cast":
         return _cast(inner, found, time_zone)
-    if inner.value is None or (
-        inner.type not in (*INTEGERS, *FLOATS) and not decimal_of(inner.type)
-    ):
+    if inner.value is None or inner.type not in (*INTEGERS, *FLOATS) and not decimal_of(inner.type):
         raise _doubtful(found)
     if found.kind == "UnaryMinus":
         return Constant(_fitting(-inner.value, inner.type, found), inner.type)
@@ -73,6 +72,8 @@ def _literal(found: Node, time_zone: str) -> Constant:
         return Constant(None, kind)
     try:
         value = _parsed(kind, text, time_zone, found)
+    except UnsupportedPlanError:
+        raise
     except (ValueError, OverflowError, decimal.InvalidOperation):
         raise _doubtful(found) from None
     return Constant(value, kind)
@@ -93,8 +94,8 @@ def _parsed(kind: str, text: str, time_zone: str, found: Node) -> Any:
         return _days(text, found)
     if kind == "timestamp":
         return _microseconds(text, time_zone, found, written_by_spark=True)
-    hint = "a binary constant is not in the plan" if kind == "binary" else "use another type"
-    raise unsupported(f"a constant of the type {kind} is not supported ({hint})")
+    why = ", since the plan does not tell its bytes" if kind == "binary" else ""
+    raise unsupported(f"a constant of the type {kind} is not supported{why}")
 
 
 def single(value: float) -> float:
@@ -143,6 +144,8 @@ def _cast(inner: Constant, found: Node, time_zone: str) -> Constant:
         if kind == "date" and to == "timestamp":
             day = datetime.date(1970, 1, 1) + datetime.timedelta(days=value)
             return Constant(_microseconds(day.isoformat(), time_zone, found), to)
+    except UnsupportedPlanError:
+        raise
     except (ValueError, OverflowError, decimal.InvalidOperation):
         raise _doubtful(found) from None
     raise _doubtful(found)

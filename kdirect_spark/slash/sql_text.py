@@ -145,7 +145,7 @@ class SqlText:
 
     def _literal(self, found: Node) -> str:
         value = constant(found, self._time_zone)
-        if value is None or (isinstance(value.value, str) and not _is_unicode(value.value)):
+        if value is None or isinstance(value.value, str) and not _is_unicode(value.value):
             raise self._refused(found)
         return literal_sql(value)
 
