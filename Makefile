@@ -114,6 +114,10 @@ slash-laws: install ## Test the laws of the delta protocol, with every kind of s
 SANITIZED := build/sanitized
 SANITIZERS := address,undefined
 
+.PHONY: slash-plans
+slash-plans: install ## Make the analyzed plans of tests/slash anew, from this Spark
+	$(BIN)/python tests/slash/make_plans.py
+
 .PHONY: sanitize
 sanitize: install ## Run the tests of the state engine's kernels with gcc's sanitizers
 ## for addresses and undefined behaviour (about ten minutes)

@@ -1,8 +1,8 @@
 """Spark connector: `spark.read.format("kdirect")`, `spark.readStream`, `df.write` and
 `df.writeStream`.
 
-Law of the room: it imports `kdirect.client`, `kdirect.format`, the rows of `kdirect.options`, and
-of `kdirect.state` the words of a plan and the source of typed values; never the broker or the log.
+Law of the room: it imports `kdirect.client`, `kdirect.format`, `kdirect.state` and the rows of
+`kdirect.options`, and never the broker or the log.
 
 Reading order: settings (what the options mean) and values (those of values), offsets (planning,
 pure), broker_view and source (planning, with a broker), reading, value_rows and prefetch (in a

@@ -1,9 +1,9 @@
 """Spark's analyzed plan, as the JSON of `analyzed().toJSON()` and the text of `treeString` have it.
 
 Owns the shapes of that JSON: a plan is a list of nodes in pre-order, and so is each expression in
-it.  What does not have these shapes raises `FormatError`.  Nothing here knows what a node means, but
-for two things: the delay of a watermark and the word ``try_`` stand in the text alone, so both are
-taken from there.  No pyspark, no py4j.
+it.  What does not have these shapes raises `FormatError`.  Nothing here knows what a node means,
+but for two things: the delay of a watermark and the word ``try_`` stand in the text alone, so both
+are taken from there.  No pyspark, no py4j.
 """
 
 from __future__ import annotations

@@ -274,7 +274,7 @@ class Conditions:
             raise self._refused(found)
         if a.spark == "double" and "float64" in (a.kind, b.kind):
             return _Operand(call, "float64", "double")
-        if a.spark not in INTEGERS or a.fixed and b.fixed:
+        if a.spark not in INTEGERS or (a.fixed and b.fixed):
             raise self._refused(found)
         ends = [_apply(op, x, y) for x in (a.low, a.high) for y in (b.low, b.high)]
         low, high = _range(a.spark)
@@ -347,4 +347,6 @@ def _keeps_value(of: str, to: str) -> bool:
     if of in INTEGERS:
         return wide[0] - wide[1] >= DIGITS[of]
     narrow = decimal_of(of)
-    return narrow is not None and wide[1] >= narrow[1] and wide[0] - wide[1] >= narrow[0] - narrow[1]
+    return (
+        narrow is not None and wide[1] >= narrow[1] and wide[0] - wide[1] >= narrow[0] - narrow[1]
+    )

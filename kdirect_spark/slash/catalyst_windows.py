@@ -1,7 +1,7 @@
 """Windows and event times in an analyzed plan, where they are arithmetic.
 
-`recognised` puts a node ``@Window`` in place of the struct that `window` or `session_window` became:
-its operand is the event time, its values are `how` (tumbling, sliding, session), and the
+`recognised` puts a node ``@Window`` in place of the struct that `window` or `session_window`
+became: its operand is the event time, its values are `how` (tumbling, sliding, session), and the
 microseconds `size`, `slide`, `origin` or `gap`.  Only exactly the shapes that Spark writes are
 taken; windows are counted in UTC, whatever the session's time zone.  Pure.
 """
@@ -26,7 +26,7 @@ _FIXED_ZONES = ("UTC", "Etc/UTC", "GMT", "Z")
 
 
 class EventTime(NamedTuple):
-    """The column that holds an event time, and its unit if it is an integer ("" for a timestamp)."""
+    """The column that holds an event time, and its unit if it is an integer, or ""."""
 
     side: int
     column: str
@@ -106,7 +106,7 @@ def sliding(found: tuple[Node, ...]) -> Node | None:
 
 
 def contains_its_time(found: Node, time: Node, window: Node) -> bool:
-    """Is this one of the conditions that Spark adds to a sliding window, ``start <= time < end``?"""
+    """Is it ``start <= time`` or ``time < end``, which Spark adds to a sliding window?"""
     if found.kind not in ("GreaterThanOrEqual", "LessThan") or len(found.children) != 2:
         return False
     left, right = found.children

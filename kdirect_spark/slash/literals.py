@@ -51,7 +51,9 @@ def constant(found: Node, time_zone: str) -> Constant | None:
         return None
     if found.kind == "Cast":
         return _cast(inner, found, time_zone)
-    if inner.value is None or inner.type not in (*INTEGERS, *FLOATS) and not decimal_of(inner.type):
+    if inner.value is None or (
+        inner.type not in (*INTEGERS, *FLOATS) and not decimal_of(inner.type)
+    ):
         raise _doubtful(found)
     if found.kind == "UnaryMinus":
         return Constant(_fitting(-inner.value, inner.type, found), inner.type)

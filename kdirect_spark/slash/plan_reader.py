@@ -2,7 +2,7 @@
 
 The law: either the engine computes the DataFrame's rows exactly as Spark would, or the plan is
 refused with an error that names the node and the remedy.  This file goes through the nodes;
-`below.py` and `above.py` know what they mean.  Pure: no pyspark, no py4j.
+`below.py`, `aggregation.py` and `joining.py` know what they mean.  Pure: no pyspark, no py4j.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from kdirect.errors import ConfigError, FormatError, UnsupportedPlanError
+from kdirect.errors import ConfigError, FormatError
 from kdirect.state.strict import parse
-from kdirect_spark.slash.above import Above, Session, aggregated, joined
+from kdirect_spark.slash.above import Above, Session
+from kdirect_spark.slash.aggregation import aggregated
 from kdirect_spark.slash.below import (
     RELATIONS,
     SEE_THROUGH,
@@ -27,7 +28,8 @@ from kdirect_spark.slash.below import (
 )
 from kdirect_spark.slash.catalyst import Tree
 from kdirect_spark.slash.catalyst_expressions import conjuncts
-from kdirect_spark.slash.refusal import unsupported
+from kdirect_spark.slash.joining import joined
+from kdirect_spark.slash.refusal import engines_rules, unsupported
 from kdirect_spark.slash.slash_plan import Leaf, ResultColumn, SlashPlan
 from kdirect_spark.slash.spark_types import ddl
 
@@ -65,13 +67,6 @@ def read_plan(
         raise unsupported(
             "the plan is too deep", "use one select for what many withColumn calls did"
         ) from None
-    except UnsupportedPlanError:
-        raise
-    except ConfigError as e:
-        # The engine's own checks name the thing and the remedy.
-        if e.message.startswith("accelerate: "):
-            raise
-        raise UnsupportedPlanError(f"accelerate: {e.message}", hint=e.hint) from e
 
 
 def _finished(found: Above, leaves: Sequence[Leaf], schema: str) -> SlashPlan:
@@ -79,7 +74,8 @@ def _finished(found: Above, leaves: Sequence[Leaf], schema: str) -> SlashPlan:
     if [name for name, _, _ in fields] != [column.name for column in found.columns]:
         raise FormatError("plan: its columns are not those of the DataFrame's schema")
     used = [*(column.value for column in found.columns), *found.having]
-    plan, text, outputs = found.finish(used)
+    with engines_rules():
+        plan, text, outputs = found.finish(used)
     columns = tuple(
         ResultColumn(name=name, type=kind, nullable=nullable, sql=text.write(column.value))
         for (name, kind, nullable), column in zip(fields, found.columns)
@@ -165,12 +161,14 @@ class _Reader:
 
     def _aggregate(self, tree: Tree, depth: int) -> Below | Above:
         found = self._below_only(tree.only(), depth, "an aggregate")
-        return aggregated(found, tree, self.leaves, self._session)
+        with engines_rules():
+            return aggregated(found, tree, self.leaves, self._session)
 
     def _join(self, tree: Tree, depth: int) -> Below | Above:
         left = self._below_only(tree.child(0, 2), depth, "a join")
         right = self._below_only(tree.child(1, 2), depth, "a join")
-        return joined((left, right), tree, self.leaves, self._session)
+        with engines_rules():
+            return joined((left, right), tree, self.leaves, self._session)
 
     def _with(self, tree: Tree, depth: int) -> Below | Above:
         """WithCTE: the definitions, then the plan that refers to them."""

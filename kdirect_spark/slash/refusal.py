@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from kdirect.errors import UnsupportedPlanError
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from kdirect.errors import ConfigError, UnsupportedPlanError
 
 UNWRAPPED = "run this DataFrame unwrapped"
 
@@ -11,3 +14,14 @@ def unsupported(message: str, hint: str = "") -> UnsupportedPlanError:
     """The error for what the engine does not compute as Spark does."""
     remedy = f"{hint}, or {UNWRAPPED}" if hint else UNWRAPPED
     return UnsupportedPlanError(f"accelerate: {message}", hint=remedy)
+
+
+@contextmanager
+def engines_rules() -> Iterator[None]:
+    """What the engine's own plan refuses is refused here too: it names the thing and the remedy."""
+    try:
+        yield
+    except UnsupportedPlanError:
+        raise
+    except ConfigError as e:
+        raise UnsupportedPlanError(f"accelerate: {e.message}", hint=e.hint) from e

@@ -24,7 +24,7 @@ class Leaf:
 
     `source` is the name of its data source.  `value_format` is "" where there is none: then the
     relation has the columns of Kafka's connector.  `fields` are the columns of the value in the
-    engine's types; what the relation has beside them the engine cannot read.
+    engine's types; the engine cannot read what else the relation has.
     """
 
     topic: str

@@ -1,4 +1,4 @@
-"""Types of Spark beside those of the engine: names, ranges, and the text of a declaration.  Pure."""
+"""Types of Spark beside those of the engine: names, ranges, and text of declarations.  Pure."""
 
 from __future__ import annotations
 

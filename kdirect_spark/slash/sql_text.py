@@ -19,7 +19,7 @@ _BINARY = {
     "LessThanOrEqual": "<=", "GreaterThan": ">", "GreaterThanOrEqual": ">=", "And": "AND",
     "Or": "OR",
 }  # fmt: skip
-# Functions whose operands in SQL are the children of their expression: name, least and most of them.
+# Functions whose operands in SQL are the children of their expression: name, least, most.
 _FUNCTIONS = {
     "Coalesce": ("coalesce", 1, 255), "Greatest": ("greatest", 2, 255),
     "Least": ("least", 2, 255), "Abs": ("abs", 1, 1), "Ceil": ("ceil", 1, 1),
@@ -145,7 +145,7 @@ class SqlText:
 
     def _literal(self, found: Node) -> str:
         value = constant(found, self._time_zone)
-        if value is None or isinstance(value.value, str) and not _is_unicode(value.value):
+        if value is None or (isinstance(value.value, str) and not _is_unicode(value.value)):
             raise self._refused(found)
         return literal_sql(value)
 

@@ -81,6 +81,7 @@ _ERRORS = (
     "UnknownLeaderEpochError",
     "UnknownTopicError",
     "UnsupportedFormatError",
+    "UnsupportedPlanError",
 )
 _HOME |= dict.fromkeys(_ERRORS, "kdirect.errors")
 

@@ -64,6 +64,7 @@ from kdirect.errors import (
     UnknownLeaderEpochError,
     UnknownTopicError,
     UnsupportedFormatError,
+    UnsupportedPlanError,
 )
 from kdirect.local_cluster import Cluster
 from kdirect.model import TopicPartition
@@ -135,6 +136,7 @@ __all__ = [
     "UnknownLeaderEpochError",
     "UnknownTopicError",
     "UnsupportedFormatError",
+    "UnsupportedPlanError",
     "__version__",
     "connect",
 ]

@@ -123,7 +123,7 @@ def test_the_engines_own_rules_come_as_refusals():
         read(given, queries.ONE)
 
 
-# -- the text ---------------------------------------------------------------------------------------
+# -- the text --------------------------------------------------------------------------------------
 
 
 def test_a_watermark_whose_delay_is_not_told_and_a_text_that_is_cut_are_errors():
@@ -148,7 +148,7 @@ def test_intervals_as_spark_writes_them():
         assert interval_us(text) is None
 
 
-# -- forged plans -----------------------------------------------------------------------------------
+# -- forged plans ----------------------------------------------------------------------------------
 
 SOME = ["tumbling", "sliding-uneven", "session", "having", "sql", "join-using-full", "fixed"]
 
@@ -256,19 +256,18 @@ def test_columns_that_double_at_each_step_are_refused():
             "name": "n", "exprId": {"id": 10_000 + i},
         }  # fmt: skip
         add = {"class": "org.apache.spark.sql.catalyst.expressions.Add", "num-children": 2}
-        steps.append(
-            {
-                "class": "org.apache.spark.sql.catalyst.plans.logical.Project", "num-children": 1,
-                "projectList": [[alias, add, attribute(key), attribute(key)]],
-            }  # fmt: skip
-        )
+        step = {
+            "class": "org.apache.spark.sql.catalyst.plans.logical.Project", "num-children": 1,
+            "projectList": [[alias, add, attribute(key), attribute(key)]],
+        }  # fmt: skip
+        steps.append(step)
         key = 10_000 + i
     given = {**kept(VERSIONS[-1], "no-window"), "plan": json.dumps([*steps[::-1], relation])}
     with pytest.raises(UnsupportedPlanError, match="more than"):
         read(given, queries.ONE)
 
 
-# -- explain ----------------------------------------------------------------------------------------
+# -- explain ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
