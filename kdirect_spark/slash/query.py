@@ -20,6 +20,7 @@ from kdirect_spark.settings import SourceSettings, source_settings
 from kdirect_spark.slash import session_facts
 from kdirect_spark.slash.batch_service import TOKEN, service_at
 from kdirect_spark.slash.catalyst import read_tree
+from kdirect_spark.slash.explain import explained
 from kdirect_spark.slash.job_spec import OPTION, JobSpec
 from kdirect_spark.slash.plan_reader import read_plan
 from kdirect_spark.slash.session_facts import Cluster, Relation
@@ -124,7 +125,7 @@ class _Query:
         )
         self._relations = found
         self._check_inputs()
-        cluster = session_facts.cluster(self._session)
+        cluster = session_facts.settled_cluster(self._session)
         self._cluster = cluster
         self.executors = check_cluster(cluster, executors)
 
@@ -147,9 +148,7 @@ class _Query:
             )
 
     def explanation(self) -> str:
-        from kdirect_spark.slash.explain import explanation
-
-        return explanation(
+        return explained(
             self.plan,
             executors=self.executors,
             mode=self._mode,

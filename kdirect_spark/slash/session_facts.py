@@ -6,12 +6,15 @@ checked for the versions of Spark in `VERSIONS`, and an error of one names this 
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import Any
 
 from kdirect.errors import UnsupportedPlanError
 
 STREAMING = "StreamingRelationV2"
+SETTLED_S = 1.0
+WAITS_S = 30.0
 BATCH = ("DataSourceV2Relation", "RelationV2", "StreamingDataSourceV2Relation")
 
 
@@ -61,6 +64,20 @@ def _relation(leaf: Any) -> Relation:
 
 def _options(found: Any) -> dict[str, str]:
     return {str(name): str(value) for name, value in dict(found.asCaseSensitiveMap()).items()}
+
+
+def settled_cluster(session: Any) -> Cluster:
+    """The session's cluster when its workers have come: a new application has none yet, and then
+    one after the other.  Waits until their number has not changed for SETTLED_S, for at most as
+    long as Spark itself waits before it schedules anything."""
+    found = cluster(session)
+    deadline = time.monotonic() + WAITS_S
+    while not found.is_local and time.monotonic() < deadline:
+        time.sleep(SETTLED_S)
+        before, found = found, cluster(session)
+        if found.slots == before.slots > 0:
+            break
+    return found
 
 
 def cluster(session: Any) -> Cluster:

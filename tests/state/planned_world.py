@@ -16,7 +16,16 @@ from kdirect.errors import StateProtocolError
 from kdirect.state import coordinator, messages
 from kdirect.state.batches import NO_BATCH, BatchRecord, Phase
 from kdirect.state.crew import VisitingCrew
-from kdirect.state.job import Ends, Finish, HandOut, LogCommit, Lost, Planned, Settings, WriteAttempt
+from kdirect.state.job import (
+    Ends,
+    Finish,
+    HandOut,
+    LogCommit,
+    Lost,
+    Planned,
+    Settings,
+    WriteAttempt,
+)
 from kdirect.state.messages import Arrived, Failed, Hello, Leave, Placed, Stop
 from tests.state.actors import Broken, Executor, Link
 from tests.state.topics import ends_of
@@ -27,7 +36,7 @@ TRIES = 40  # of a visitor to get a lock
 
 
 class Door(Link):
-    """A visitor's connection, as the crew has it.  See `kdirect.state.control.ControlConnection`."""
+    """A visitor's connection, as the crew has it; see `kdirect.state.control`."""
 
     peer = "a visitor"
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from kdirect.errors import KdirectError
 from kdirect.state import planned_job
-from kdirect.state.batches import NO_BATCH, Range
+from kdirect.state.batches import Range
 from kdirect.state.job import Planned
 from tests.schedules import command_line
 from tests.state import simulate
