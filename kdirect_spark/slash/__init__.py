@@ -17,8 +17,14 @@ from __future__ import annotations
 from kdirect.lazy_names import lazy_names as _lazy_names
 
 _HOME = {
+    "Leaf": "kdirect_spark.slash.slash_plan",
+    "Output": "kdirect_spark.slash.slash_plan",
+    "ResultColumn": "kdirect_spark.slash.slash_plan",
+    "SlashPlan": "kdirect_spark.slash.slash_plan",
     "accelerate": "kdirect_spark.slash.query",
     "explain": "kdirect_spark.slash.query",
+    "read_plan": "kdirect_spark.slash.plan_reader",
+    "read_tree": "kdirect_spark.slash.catalyst",
 }
 
 __all__ = sorted(_HOME)  # noqa: PLE0605 - the table above spells it out

@@ -33,6 +33,7 @@ _ERRORS = (
     "ChannelError",
     "ChannelLostError",
     "ChannelRevokedError",
+    "CheckpointError",
     "ClosedError",
     "ConfigError",
     "CoordinatorError",

@@ -58,18 +58,23 @@ def test_arrows_point_one_way(path: Path) -> None:
 
 
 def test_the_connector_knows_of_the_state_engine_what_users_know_and_its_source() -> None:
-    """The words of plans and jobs, which have public names, and what decodes values."""
+    """The words of plans and jobs, which have public names, what decodes values, checked JSON, and
+    the connections by which tasks ask for their coordinator."""
     from kdirect.state import _HOME
 
     texts = {
         ident(p): p.read_text() for p in sources(".py") if PACKAGES["kdirect_spark"] in p.parents
     }
-    allowed = {*_HOME.values(), "kdirect.state.source"}
+    inner = ("control", "messages", "source", "strict")
+    allowed = {*_HOME.values(), *(f"kdirect.state.{name}" for name in inner)}
     for path, text in texts.items():
         assert imported_rooms(text) <= {"client", "format", "state"} | EVERYONE, path
         assert set(re.findall(r"^\s*from (kdirect\.state\.\w+)", text, re.MULTILINE)) <= allowed, (
             path
         )
+        for names in re.findall(r"^\s*from kdirect\.state import (.+)", text, re.MULTILINE):
+            named = {name.split()[0] for name in names.split(",")}
+            assert named <= {*_HOME, *inner, "schema"}, path
         assert not re.search(r"^\s*import kdirect\.state", text, re.MULTILINE), path
 
 

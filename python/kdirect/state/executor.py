@@ -220,7 +220,7 @@ class Executor:
         """Of a planned job: do what the coordinator asks for until the batch is done and this
         process may leave.  Raises what ended the job."""
         self._is_visiting = True
-        self._kept.end(forget=False)  # the last one to leave clears what is of no use any more
+        self._kept.end(forget=False)  # the last one to leave clears what is useless now
         while True:
             message = self._next(None)
             if isinstance(message, messages.Leave):
