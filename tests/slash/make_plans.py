@@ -30,6 +30,7 @@ def start():
     from pyspark.sql import SparkSession
 
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.master("local[1]").appName("plans of the slash tests")
     for name, value in {
         "spark.ui.enabled": "false",
@@ -41,11 +42,19 @@ def start():
     return builder.getOrCreate()
 
 
-def register(spark) -> None:
-    from pyspark.sql.datasource import DataSource
+def register(spark, rows=None) -> None:
+    """`rows` has for the option `ddl` of a relation the rows that a batch of it gives."""
+    from pyspark.sql.datasource import DataSource, DataSourceReader
+
+    class Rows(DataSourceReader):
+        def __init__(self, held):
+            self.held = held
+
+        def read(self, partition):
+            yield from self.held
 
     class TypedTopics(DataSource):
-        """The columns of a topic with a valueFormat; it is analyzed and never run."""
+        """The columns of a topic with a valueFormat."""
 
         @classmethod
         def name(cls):
@@ -55,7 +64,7 @@ def register(spark) -> None:
             return self.options["ddl"]
 
         def reader(self, schema):
-            raise NotImplementedError
+            return Rows(rows[self.options["ddl"]])
 
         def streamReader(self, schema):
             raise NotImplementedError
