@@ -37,6 +37,10 @@ def start():
         "spark.log.level": "ERROR",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": "1",
+        # Compiling queries would take longer than running them over some hundred rows.
+        "spark.sql.codegen.wholeStage": "false",
+        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+        "spark.sql.adaptive.enabled": "false",
     }.items():
         builder = builder.config(name, value)
     return builder.getOrCreate()
