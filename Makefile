@@ -55,7 +55,7 @@ demo: install ## Stream real flights through a broker and Spark, check the resul
 .PHONY: test
 test: install ## Run all tests against the installed package;
 ## ARGS="-m 'not spark' tests/log" narrows it down
-	$(BIN)/pytest $(ARGS)
+	$(BIN)/pytest --beside $(ARGS)
 
 GUEST := $(BIN)/python tests/guest/run.py
 

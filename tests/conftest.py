@@ -23,6 +23,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from tests import beside
 from tests.support import BrokerProcess
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -36,6 +37,18 @@ SEED = int(
 # No deadline: two busy cores say nothing about an example.  The blob repeats a failure elsewhere.
 settings.register_profile("kdirect", deadline=None, print_blob=True, derandomize=IN_CI)
 settings.load_profile("kdirect")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--beside",
+        action="store_true",
+        help="run the tests that need only a core in a second process, beside all others",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    beside.register(config, {"KDIRECT_SEED": str(SEED)})
 
 
 def pytest_report_header() -> list[str]:
