@@ -222,7 +222,8 @@ $(VENV)/.sources: FORCE
 	@echo $(SOURCES) | cmp -s - $@ || echo $(SOURCES) > $@
 
 # Dependencies when pyproject.toml changed, else the package alone; build/ keeps compiled modules
-# between the two.
+# between the two.  The package is built first, and with the Cython that stays: each module depends
+# on Cython's own files, so a Cython that is installed later would have all compiled once more.
 $(VENV)/.installed: $(VENV)/.sources $(SOURCES) setup.py pyproject.toml $(VENV)/constraints.txt
 	@test -x $(BIN)/python || $(MAKE) -s --no-print-directory python > /dev/null
 	@test -x $(BIN)/python || { echo "creating $(VENV) with $(PYTHON)"; $(PYTHON) -m venv $(VENV); }
@@ -232,7 +233,12 @@ $(VENV)/.installed: $(VENV)/.sources $(SOURCES) setup.py pyproject.toml $(VENV)/
 	else \
 		echo "installing kdirect and what it is tested with into $(VENV)" \
 			"(the first time this fetches about 500 MB, mostly Spark)"; \
-		$(PIP) -c $(VENV)/constraints.txt '.[spark,delta,dev,bench]'; \
+		$(PIP) -q -c $(VENV)/constraints.txt 'setuptools>=77' cython; \
+		rm -rf $(VENV)/wheel; \
+		$(PIP:install=wheel) -q --no-deps --no-build-isolation -w $(VENV)/wheel .; \
+		$(PIP) -c $(VENV)/constraints.txt \
+			"$$(echo $(VENV)/wheel/kdirect-*.whl)[spark,delta,dev,bench]"; \
+		rm -r $(VENV)/wheel; \
 		touch $(VENV)/.dependencies; \
 	fi
 	@echo "compiling the JVM shim for this Spark, unless it is there:" \
