@@ -113,8 +113,8 @@ class Others:
                 self.tell(session, place)
             finally:
                 self.end()
-        if session.testsfailed and session.config.option.maxfail:
-            raise session.Failed(session.shouldfail or "stopping after a failure")
+        if session.shouldfail:  # --maxfail, reached by what was told
+            raise session.Failed(session.shouldfail)
         return result
 
     def start(self, config: pytest.Config, place: Path) -> None:

@@ -111,6 +111,14 @@ def test_a_process_beside_that_dies_fails_the_run(tree: Path, where: str) -> Non
     assert "last words" in said and "nothing was heard of" in said
 
 
+def test_enough_failures_beside_end_the_run(tree: Path) -> None:
+    bad = "".join(f"def test_bad_{number}():\n    assert False\n" for number in range(3))
+    (tree / "calm" / "test_bad.py").write_text(bad)
+    for most, ends in ((2, True), (4, False)):
+        status, said = run(tree, f"--maxfail={most}")
+        assert status != 0 and ("stopping after 2 failures" in said) == ends, said
+
+
 def test_what_narrows_a_run_down_holds_for_both(tree: Path) -> None:
     for arguments, wanted in (
         (("-k", "one or nice"), "2 passed"),
