@@ -31,6 +31,7 @@ from tests.state.topics import Row
 from tests.state.world import Bounds
 
 STEPS = 900
+LAST_STEPS = 300  # in which all is read, and some schedules come to their last batch
 HEALING = 20_000  # steps without another batch
 SAYS = simulate.SAYS
 
@@ -181,8 +182,10 @@ class PlannedRun(simulate.Run):
         self.snapshots_lost = 0
 
     def run_steps(self) -> None:
+        ends_at = self.chance.choice((STEPS, STEPS - LAST_STEPS))
         for number in range(STEPS):
-            if self.chance.random() < 0.06:
+            self.caller.ends_soon = number >= ends_at
+            if self.chance.random() < 0.06 and not self.caller.ends_soon:
                 self.produce()
             self.fault()
             self.step()
@@ -200,6 +203,8 @@ class PlannedRun(simulate.Run):
             world.seen["rescaled"] += executors != world.executors
             world.deploy(executors, is_split=False)
             self.caller.begin()
+        if world.job is not None:
+            world.crew.watch(world.job)
         actors: list[Any] = ["caller", "coordinator", *world.all]
         first = self.chance.randrange(len(actors))
         for actor in actors[first:] + actors[:first]:
@@ -279,8 +284,9 @@ class PlannedRun(simulate.Run):
         self.faults = {"end zombie": 0.02}
         caller.again = 0.0
         world.now += 200 * TICK
-        for rows in world.rows.values():
-            rows.append(Row(world.now, 0, 1))
+        if not caller.ends_soon:
+            for rows in world.rows.values():
+                rows.append(Row(world.now, 0, 1))
         caller.ends_soon = True
         batches, steps = caller.number, 0
         while not caller.is_over:

@@ -172,17 +172,21 @@ class VisitingCrew:
     """See the module.  A *gang* is the processes that come together for a batch, one for each
     executor; a later gang takes the place of one before, of which no process is waited for then.
 
-    The `start` of its processes tells gangs apart: those of one gang lie closer together than there
-    are executors, and those of a later one are all greater.  So no process of an old gang, which
-    nobody has told yet that its gang is over, is taken for one of the new gang, whose own process
-    would then wait for ever.
+    The processes of a later gang have greater numbers (`start`).  One of an old gang, which nobody
+    has ended yet, may still be taken for one of a new gang, and the one in whose place it came
+    waits: for no longer than `start_timeout_s`.  Then whoever started it starts another gang.
 
     A connection belongs to the crew from `arrived` until it is dealt."""
 
-    def __init__(self, executors: int) -> None:
+    def __init__(
+        self, executors: int, start_timeout_s: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._executors = executors
+        self._start_timeout_s = start_timeout_s
+        self._clock = clock
         self._waiting: dict[int, tuple[Arrived, ControlConnection]] = {}  # by task
-        self._newest = 0  # the greatest start that has come
+        self._since: dict[int, float] = {}  # by task: when it came
+        self._oldest = 0  # the smallest start of the last gang
         # Those of the last gang that have been dealt, and have not said hello.
         self._dealt: dict[ControlConnection, int] = {}
 
@@ -196,28 +200,22 @@ class VisitingCrew:
         if said.batch != batch:
             _refuse(connection, f"batch {said.batch} is not the one that is planned")
             return []
-        if self._is_replaced(said) or (old is not None and old[0].start >= said.start):
+        if said.start < self._oldest or (old is not None and old[0].start >= said.start):
             _refuse(connection, f"other processes have come for batch {batch}")
             return []
-        self._newest = max(self._newest, said.start)
         self._waiting[said.task] = (said, connection)
+        self._since[said.task] = self._clock()
         if old is not None:
             old[1].close()
         self._forget_gone()
-        for task, (other, waiting) in list(self._waiting.items()):
-            if self._is_replaced(other):
-                _refuse(waiting, f"other processes have come for batch {batch}")
-                del self._waiting[task]
         if len(self._waiting) < self._executors:
             return []
         gang, self._waiting = self._waiting, {}
+        self._oldest = min(said.start for said, _ in gang.values())
         dealt = deal_executors([said for said, _ in gang.values()])
         self.give_up()
         self._dealt = {gang[task][1]: executor for task, executor in dealt.items()}
         return [(executor, gang[task][1]) for task, executor in sorted(dealt.items())]
-
-    def _is_replaced(self, said: Arrived) -> bool:
-        return said.start <= self._newest - self._executors
 
     def forget(self, batch: int) -> None:
         """Of those who wait, whoever came for another batch than this one has come in vain."""
@@ -269,6 +267,18 @@ class VisitingCrew:
 
     def watch(self, state: job.Job) -> None:
         self._forget_gone()
+        for task, (said, connection) in list(self._waiting.items()):
+            if self._clock() - self._since[task] <= self._start_timeout_s:
+                continue
+            del self._waiting[task]
+            stop = Stop(
+                attempt=0,
+                error=TimedOutError.__name__,
+                message=f"of the {self._executors} processes for batch {said.batch} some did not"
+                f" come within {self._start_timeout_s:g} s",
+                hint="start as many as there are executors, all at once; start_timeout is the limit",
+            )
+            _tell_last(connection, stop)
 
     def hangs(self, executor: int, why: str) -> None:
         log.warning("executor %d hangs: it %s", executor, why)

@@ -92,7 +92,7 @@ class PlannedJob:
                 self._settings(),
                 self._directory,
                 listener,
-                crew=VisitingCrew(executors),
+                crew=VisitingCrew(executors, options["start_timeout"] / 1000),
                 ends=dict,
                 stall_timeout_s=options["stall_timeout"] / 1000,
             )
