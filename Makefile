@@ -96,6 +96,8 @@ slash-schedules: install ## Run seeded schedules of a job of the state engine;
 ## COUNT=20000, SEED=the first one
 	PYTHONPATH=$(CURDIR) $(BIN)/python -m tests.state.simulate --cores \
 		--first $(or $(SEED),0) --schedules $(or $(COUNT),20000)
+	PYTHONPATH=$(CURDIR) $(BIN)/python -m tests.state.simulate_planned --cores \
+		--first $(or $(SEED),0) --schedules $(or $(COUNT),20000)
 
 .PHONY: slash-jobs
 slash-jobs: install ## Run jobs of a family of plans and inputs over a broker, and a quarter

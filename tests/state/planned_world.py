@@ -37,7 +37,7 @@ TRIES = 40  # of a visitor to get a lock
 
 
 class Door(Link):
-    """A visitor's connection, as the crew has it; see `kdirect.state.control`."""
+    """A visitor's connection, as the crew has it: a `kdirect.state.control.ControlConnection`."""
 
     peer = "a visitor"
 
@@ -63,6 +63,7 @@ class Visitor(Executor):
         self.tries = 0
         self.has_lock = False
         self.is_placed = False
+        self.is_stopped = False  # by a signal: it does nothing, and holds what it has
         self.executors, self.life = world.executors, world.life
         super().__init__(world, -1)
 
@@ -90,7 +91,7 @@ class Visitor(Executor):
         self.unlock()
 
     def moves(self) -> list[tuple[str, Any]]:
-        if not self.alive:
+        if not self.alive or self.is_stopped:
             return []
         if self.link is None:
             return [("arrive", None)]

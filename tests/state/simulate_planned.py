@@ -141,6 +141,7 @@ class Caller:
         for visitor in self.gang:
             if visitor.alive and self.chance.random() < 0.6:
                 visitor.kill()
+            visitor.is_stopped = self.chance.random() < 0.3
         self.gang = []
 
     def take(self) -> str:
@@ -174,7 +175,7 @@ class PlannedRun(simulate.Run):
             "kill caller": pick((0, 0.003, 0.01)),
             "lose state": pick((0, 0, 0.004)),
             "lose snapshot": pick((0, 0.01)),
-            "end zombie": 0.02,
+            "end zombie": 0.01,
             "probe": 0.02,
         }
         self.lagging = pick((None, 0))
@@ -281,7 +282,7 @@ class PlannedRun(simulate.Run):
     def heal(self) -> None:
         """Nothing breaks any more.  All windows close, in the last batch."""
         world, caller = self.world, self.caller
-        self.faults = {"end zombie": 0.02}
+        self.faults = {"end zombie": 0.01}
         caller.again = 0.0
         world.now += 200 * TICK
         if not caller.ends_soon:
