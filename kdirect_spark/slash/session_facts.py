@@ -13,6 +13,7 @@ from typing import Any
 from kdirect.errors import UnsupportedPlanError
 
 STREAMING = "StreamingRelationV2"
+REFERENCE = "CTERelationRef"  # to a relation that is in the plan already
 SETTLED_S = 1.0
 WAITS_S = 30.0
 BATCH = ("DataSourceV2Relation", "RelationV2", "StreamingDataSourceV2Relation")
@@ -46,24 +47,28 @@ def analyzed_plan(df: Any) -> tuple[str, str]:
 def relations(df: Any) -> list[Relation]:
     """The leaves of the analyzed plan, in pre-order."""
     leaves = _java(df).queryExecution().analyzed().collectLeaves()
-    return [_relation(leaves.apply(i)) for i in range(leaves.size())]
+    found = [leaves.apply(i) for i in range(leaves.size())]
+    return [_relation(leaf) for leaf in found if str(leaf.nodeName()) != REFERENCE]
 
 
 def _relation(leaf: Any) -> Relation:
     kind = str(leaf.getClass().getSimpleName())
     if kind == STREAMING:
-        return Relation(
-            source=str(leaf.sourceName()), options=_options(leaf.extraOptions()), is_streaming=True
-        )
+        source, options = str(leaf.sourceName()), _options(leaf, leaf.extraOptions())
+        return Relation(source=source, options=options, is_streaming=True)
     if kind in BATCH:
-        return Relation(
-            source=str(leaf.table().name()), options=_options(leaf.options()), is_streaming=False
-        )
+        source, options = str(leaf.table().name()), _options(leaf, leaf.options())
+        return Relation(source=source, options=options, is_streaming=False)
     return Relation(source=kind, options={}, is_streaming=bool(leaf.isStreaming()))
 
 
-def _options(found: Any) -> dict[str, str]:
-    return {str(name): str(value) for name, value in dict(found.asCaseSensitiveMap()).items()}
+def _options(leaf: Any, given: Any) -> dict[str, str]:
+    """The options of a relation; a schema that `.schema(..)` gave becomes one of them."""
+    found = {str(name): str(value) for name, value in dict(given.asCaseSensitiveMap()).items()}
+    names = {name.lower() for name in found}
+    if "valueformat" in names and "valueschema" not in names:
+        found["valueSchema"] = str(leaf.schema().json())
+    return found
 
 
 def settled_cluster(session: Any) -> Cluster:

@@ -1,0 +1,340 @@
+"""Bench rows of accelerated queries: a DataFrame as Spark runs it, and wrapped by slash.accelerate.
+
+Both run the same DataFrame over the same topic and the same source, which decodes only the columns
+that the query needs, with the JVM shim, two tasks, two shuffle partitions, a noop sink, and
+checkpoints on tmpfs.  Spark's own plan runs with its state in memory and in RocksDB (with the
+changelog that its documentation advises); the faster of the two counts.  The same plan as a job of
+the state engine, without Spark, stands beside them.
+
+Each run takes its topic in batches of one size.  The first one warms it up; the others are
+measured: by the clock, and by the CPU time of the JVM and all Python processes.  Event time
+advances so that windows close in each batch.  All systems run in turn, round after round, in one
+session; figures are medians.  A run that takes longer than PATIENCE_S is cut off, and its figure is
+the most that it can have been.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rows_slash import cpu_seconds, free_bytes
+from sides import Figure, figure, spread_of
+
+import kdirect
+import kdirect.state
+import kdirect.workloads
+from kdirect_spark import session_builder, slash
+from kdirect_spark.slash import workload_queries
+
+EXECUTORS = 2
+PARTITIONS = 4
+BATCHES = 3
+PATIENCE_S = 240.0
+CHECKPOINTS = "/dev/shm"
+SPARK = {
+    "spark.ui.enabled": "false",
+    "spark.driver.memory": "8g",
+    "spark.log.level": "ERROR",
+    "spark.sql.shuffle.partitions": str(EXECUTORS),
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
+    "spark.sql.streaming.minBatchesToRetain": "2",
+}
+STORE = "spark.sql.streaming.stateStore.providerClass"
+STORES = {
+    "Spark, memory": "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider",
+    "Spark, RocksDB": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
+}
+SLASH, ENGINE = "slash", "the engine alone"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A query over a workload, and how many events a batch has."""
+
+    query: str
+    workload: Any
+    events: int
+    said: dict[str, Any]
+    options: dict[str, str]
+
+
+def descendants(pid: int) -> list[int]:
+    """A process and all that it started, as far as they live."""
+    found, todo = [], [pid]
+    while todo:
+        one = todo.pop()
+        try:
+            threads = list(Path(f"/proc/{one}/task").iterdir())
+            children = [t.joinpath("children").read_text() for t in threads]
+        except OSError:
+            continue
+        found.append(one)
+        todo += [int(child) for text in children for child in text.split()]
+    return found
+
+
+class CpuClock:
+    """CPU seconds of this process and all that it starts, those that ended meanwhile included as
+    far as they were seen.  A thread looks often, since Spark ends workers whenever it likes."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, float] = {}
+        self._ended = threading.Event()
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+
+    def _watch(self) -> None:
+        while not self._ended.wait(0.25):
+            self.now()
+
+    def now(self) -> float:
+        """CPU seconds up to now."""
+        with self._lock:
+            for pid in descendants(os.getpid()):
+                try:
+                    self._seen[pid] = max(self._seen.get(pid, 0.0), cpu_seconds([pid]))
+                except OSError:
+                    continue
+            return sum(self._seen.values())
+
+    def close(self) -> None:
+        self._ended.set()
+        self._thread.join()
+
+
+def timed_query(frame: Any, mode: str, batches: int, clock: CpuClock) -> tuple[float, float]:
+    """Seconds, and CPU seconds, of all batches of a query but the first.  For a run that was cut
+    off, more than there was."""
+    directory = tempfile.mkdtemp(prefix="kdirect-bench-checkpoint-", dir=CHECKPOINTS)
+    try:
+        query = (
+            frame.writeStream.format("noop")
+            .outputMode(mode)
+            .option("checkpointLocation", directory)
+            .trigger(availableNow=True)
+            .start()
+        )
+        try:
+            deadline = time.monotonic() + PATIENCE_S
+            while query.isActive and not _done(query) and time.monotonic() < deadline:
+                time.sleep(0.005)
+            began, cpu = time.monotonic(), clock.now()
+            if query.isActive:
+                query.awaitTermination(max(1.0, deadline - time.monotonic()))
+            took, used = time.monotonic() - began, clock.now() - cpu
+            if query.exception() is not None:
+                raise RuntimeError(str(query.exception()))
+            ran = len({p["batchId"] for p in query.recentProgress if p["numInputRows"]})
+            if ran < batches:
+                share = (batches - 1) / max(0.5, ran - 1)
+                return took * share, used * share
+            return took, used
+        finally:
+            query.stop()
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _done(query: Any) -> bool:
+    """Has the first batch ended?"""
+    return bool(query.recentProgress)
+
+
+def timed_engine(bootstrap: str, setting: Setting, topics: Any) -> tuple[float, float]:
+    """As `timed_query`, of the plan as a job of the state engine."""
+    name = {"nb11": "q11", "ro_window": "ro"}.get(setting.query, setting.query)
+    streams = workload_queries.QUERIES[setting.query][1]
+    records = sum(setting.workload.streams[s].among(setting.events) for s in streams)
+    with kdirect.state.run(
+        setting.workload.plan(topics, name),
+        bootstrap,
+        executors=EXECUTORS,
+        until="latest",
+        batch_records=records,
+        snapshot_interval=3_600_000,
+    ) as job:
+        next(job)
+        pids = [process.pid for process in job.processes.values()]
+        before, began = cpu_seconds(pids), time.monotonic()
+        for _ in range(BATCHES - 1):
+            next(job)
+        return time.monotonic() - began, cpu_seconds(pids) - before
+
+
+def spark_session() -> Any:
+    builder = session_builder("bench", f"local[{EXECUTORS}]")
+    for name, value in SPARK.items():
+        builder = builder.config(name, value)
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    return builder.getOrCreate()
+
+
+def measured(
+    spark: Any, bootstrap: str, setting: Setting, rounds: int, clock: CpuClock
+) -> dict[str, tuple[list[float], list[float]]]:
+    """By system: rows a second, and a CPU second, of each round."""
+    _, streams = workload_queries.QUERIES[setting.query]
+    topics = {stream: f"{setting.query}-{stream}-{setting.events}" for stream in streams}
+    rows = 0
+    with kdirect.connect(bootstrap) as session:
+        for stream, topic in topics.items():
+            written = setting.workload.streams[stream]
+            each = written.among(setting.events)
+            rows += each
+            kdirect.workloads.write(
+                session, written, topic, records=BATCHES * each, partitions=PARTITIONS
+            )
+    layouts = {name: stream.layout for name, stream in setting.workload.streams.items()}
+    found: dict[str, tuple[list[float], list[float]]] = {}
+    try:
+        for _ in range(rounds):
+            for system in (SLASH, *STORES, ENGINE):
+                if system == ENGINE:
+                    seconds, cpu = timed_engine(bootstrap, setting, topics)
+                else:
+                    most = max(setting.workload.streams[s].among(setting.events) for s in streams)
+                    frame = workload_queries.data_frame(
+                        lambda: spark.readStream,
+                        setting.query,
+                        layouts,
+                        topics,
+                        bootstrap,
+                        {"maxOffsetsPerTrigger": str(most)},
+                        **setting.options,
+                    )
+                    if system in STORES:
+                        spark.conf.set(STORE, STORES[system])
+                    else:
+                        state = tempfile.mkdtemp(prefix="kdirect-bench-state-", dir=CHECKPOINTS)
+                        frame = slash.accelerate(frame, stateDir=state, executors=EXECUTORS)
+                    seconds, cpu = timed_query(frame, "append", BATCHES, clock)
+                    if system == SLASH:
+                        shutil.rmtree(state, ignore_errors=True)
+                rates, per_cpu = found.setdefault(system, ([], []))
+                rates.append((BATCHES - 1) * rows / seconds)
+                per_cpu.append((BATCHES - 1) * rows / cpu)
+    finally:
+        with kdirect.connect(bootstrap) as session:
+            for topic in topics.values():
+                session.admin.delete_topic(topic)
+    return found
+
+
+def compared(
+    row: str, setting: Setting, found: dict[str, tuple[list[float], list[float]]]
+) -> Iterator[Figure]:
+    """Slash against the faster of Spark's two, and against the engine alone."""
+    best = max(STORES, key=lambda name: statistics.median(found[name][0]))
+    for which, unit in enumerate(("M rows/s", "M rows/CPU s")):
+        ours = [rate / 1e6 for rate in found[SLASH][which]]
+        for other in (best, *(name for name in STORES if name != best), ENGINE):
+            theirs = [rate / 1e6 for rate in found[other][which]]
+            yield figure(
+                row,
+                statistics.median(ours),
+                unit,
+                other + (" (the faster)" if other == best else ""),
+                statistics.median(theirs),
+                **setting.said,
+                batch_events=setting.events,
+                tasks=EXECUTORS,
+                shuffle_partitions=EXECUTORS,
+                **spread_of(ours, theirs),
+            )
+
+
+def measured_settings(
+    row: str, seconds: float, quick: bool, settings: list[Setting]
+) -> list[Figure]:
+    """`row` for each of the settings."""
+    rounds = 1 if quick else max(1, int(seconds / 3))
+    figures: list[Figure] = []
+    clock = CpuClock()
+    with kdirect.Broker() as broker:
+        spark = spark_session()
+        try:
+            for setting in settings[:1] if quick else settings:
+                found = measured(spark, broker.bootstrap_servers, setting, rounds, clock)
+                figures += compared(row, setting, found)
+        finally:
+            spark.stop()
+            clock.close()
+    return figures
+
+
+def events_of(wanted: int, record_bytes: int, quick: bool) -> int:
+    """Events of a batch: as many as wanted, unless the topic would take a third of what is free."""
+    if quick:
+        return 50_000
+    most = free_bytes() // 3 // (BATCHES * record_bytes)
+    return min(wanted, most // 100_000 * 100_000)
+
+
+WINDOW_S = 600
+
+
+def slash_ysb(seconds: float, quick: bool) -> list[Figure]:
+    """YSB, windows of ten minutes, of which each batch closes one: at two numbers of keys, then
+    small batches."""
+    settings = []
+    for keys, wanted in ((10_000_000, 10_000_000), (1_000, 10_000_000), (1_000, 1_000_000),
+                         (1_000, 100_000)):  # fmt: skip
+        events = events_of(wanted, 96, quick)
+        workload = kdirect.workloads.ysb(keys=keys, step_us=WINDOW_S * 1_000_000 // events)
+        settings.append(Setting("ysb", workload, events, {"keys": keys}, {}))
+    return measured_settings("slash-ysb", seconds, quick, settings)
+
+
+def slash_nb7(seconds: float, quick: bool) -> list[Figure]:
+    """NEXMark 7: the greatest price by auction and minute, Pareto keys."""
+    events = events_of(10_000_000, 50, quick)
+    workload = kdirect.workloads.nexmark(pareto=1.1, step_us=WINDOW_S * 1_000_000 // events)
+    return measured_settings(
+        "slash-nb7", seconds, quick, [Setting("nb7", workload, events, {"pareto": 1.1}, {})]
+    )
+
+
+def slash_nb8(seconds: float, quick: bool) -> list[Figure]:
+    """NEXMark 8: persons and their auctions in windows of 12 hours, four auctions a person."""
+    events = events_of(10_000_000, 200, quick)
+    workload = kdirect.workloads.nexmark(paper=True, step_us=12 * 3_600_000_000 // events)
+    return measured_settings(
+        "slash-nb8", seconds, quick, [Setting("nb8", workload, events, {}, {})]
+    )
+
+
+def slash_nb11(seconds: float, quick: bool) -> list[Figure]:
+    """NEXMark 11: bids of a bidder's session, a gap of ten seconds."""
+    events = events_of(10_000_000, 50, quick)
+    workload = kdirect.workloads.nexmark(step_us=WINDOW_S * 1_000_000 // events)
+    return measured_settings(
+        "slash-nb11", seconds, quick, [Setting("nb11", workload, events, {}, {})]
+    )
+
+
+def slash_cm(seconds: float, quick: bool) -> list[Figure]:
+    """CM: the mean CPU of each job in two seconds."""
+    events = events_of(10_000_000, 80, quick)
+    return measured_settings(
+        "slash-cm", seconds, quick, [Setting("cm", kdirect.workloads.cm(), events, {}, {})]
+    )
+
+
+def slash_ro(seconds: float, quick: bool) -> list[Figure]:
+    """RO: how often each of 100 M keys occurs in ten minutes."""
+    events = events_of(10_000_000, 32, quick)
+    workload = kdirect.workloads.ro(window="10 minutes", step_us=WINDOW_S * 1_000_000 // events)
+    return measured_settings(
+        "slash-ro", seconds, quick, [Setting("ro_window", workload, events, {}, {})]
+    )
