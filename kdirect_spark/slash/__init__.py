@@ -6,7 +6,7 @@ runs that in Spark's tasks.  Reading a plan, offsets and control rows are pure; 
 
 Reading order: slash_plan (what goes in and out), catalyst (the JSON of a plan), plan_reader, then
 below, above, aggregation and joining (what the nodes mean), catalyst_windows, catalyst_expressions
-and sql_text (expressions), literals and spark_types, explain.  Then query (what users call),
+and sql_text (expressions), literals and spark_types, explanation.  Then query (what users call),
 frames, source and control_row (micro-batches), task, and batch_service (batch queries).
 
 This module only names what users need; each name is loaded when it is first used.

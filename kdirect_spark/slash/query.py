@@ -20,7 +20,7 @@ from kdirect_spark.settings import SourceSettings, source_settings
 from kdirect_spark.slash import session_facts
 from kdirect_spark.slash.batch_service import TOKEN, service_at
 from kdirect_spark.slash.catalyst import read_tree
-from kdirect_spark.slash.explain import explained
+from kdirect_spark.slash.explanation import explained
 from kdirect_spark.slash.job_spec import OPTION, JobSpec
 from kdirect_spark.slash.plan_reader import read_plan
 from kdirect_spark.slash.session_facts import Cluster, Relation
@@ -192,6 +192,11 @@ def check_cluster(cluster: Cluster, executors: int | None) -> int:
             "accelerate: spark.dynamicAllocation.enabled is true, and all tasks of a micro-batch"
             " must run at the same time",
             hint="set it to false for this application, " + _UNWRAPPED,
+        )
+    if cluster.slots == 0:
+        raise ConfigError(
+            "accelerate: the application has no slot for a task: none of its workers has come",
+            hint="wait for the cluster, look at its workers, " + _UNWRAPPED,
         )
     if executors is None:
         executors = min(cluster.slots, MOST_EXECUTORS)

@@ -16,7 +16,7 @@ from kdirect.state.schema import Field
 from kdirect.state.windows import NoWindow
 from kdirect_spark.slash import SlashPlan, read_plan, read_tree
 from kdirect_spark.slash.catalyst import interval_us
-from kdirect_spark.slash.explain import explained
+from kdirect_spark.slash.explanation import explained
 from tests.slash import queries
 from tests.slash.make_plans import PLANS, read
 

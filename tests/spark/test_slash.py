@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from kdirect import workloads
+from kdirect.errors import ConfigError, UnsupportedPlanError
 from kdirect_spark import slash
+from kdirect_spark.slash import workload_queries
 from tests.spark import slash_runs
 
 pytestmark = pytest.mark.spark
@@ -80,3 +82,93 @@ def test_without_a_window_each_batch_has_the_keys_that_changed(spark, broker, tm
             assert last.get(key, 0) < count
             last[key] = count
     assert Counter(last.items()) == expected
+
+
+def test_two_accelerated_streams_may_be_united(spark, broker, tmp_path):
+    frames, expected = [], Counter()
+    for name in ("cm", "ro_window"):
+        workload, settings = WORKLOADS[name]
+        topic = slash_runs.write(broker.bootstrap_servers, workload, name, EVENTS, **settings)
+        fast = slash.accelerate(
+            topic.frame(lambda: spark.readStream), stateDir=tmp_path / name, name=name
+        )
+        frames.append(fast.selectExpr("window", "CAST(1 AS bigint) AS one"))
+        rows = slash_runs.rows_of(topic.frame(lambda: spark.read))
+        for row, count in rows.items():
+            expected[row[0], 1] += count
+    progress = slash_runs.run(frames[0].union(frames[1]), tmp_path)
+    assert set(progress[-1].observedMetrics) == {"cm", "ro_window"}
+    found = slash_runs.written(spark, tmp_path)
+    assert sum(found.values()) > 1000
+    assert not found - expected
+
+
+def test_sql_over_a_view_is_accelerated_as_the_data_frame_is(spark, broker):
+    workload, _ = WORKLOADS["ysb"]
+    topic = slash_runs.write(broker.bootstrap_servers, workload, "ysb", EVENTS)
+    options = {
+        "kafka.bootstrap.servers": broker.bootstrap_servers,
+        "subscribe": topic.topics["ysb"],
+        **workload_queries.value_options(workload.streams["ysb"].layout),
+    }
+    spark.read.format("kdirect").options(**options).load().createOrReplaceTempView("views")
+    frame = spark.sql(
+        "SELECT window.start AS begin, campaign, count(*) AS n, max(ip) AS ip FROM views"
+        " WHERE event_type = 0 AND page IS NOT NULL"
+        " GROUP BY window(time, '10 minutes', '5 minutes'), campaign HAVING count(*) > 20"
+    )
+    found = slash_runs.rows_of(slash.accelerate(frame))
+    assert len(found) > 100
+    slash_runs.assert_same(found, slash_runs.rows_of(frame))
+
+
+def test_explain_prints_the_plan(spark, broker, capsys):
+    workload, _ = WORKLOADS["ysb"]
+    topic = slash_runs.write(broker.bootstrap_servers, workload, "ysb", 1000)
+    slash.explain(topic.frame(lambda: spark.readStream))
+    said = capsys.readouterr().out
+    assert "Keys: campaign" in said
+    assert "0: leads virtual partitions 0 to 127" in said
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda df: df.dropDuplicates(["campaign"]), "Deduplicate"),
+        (lambda df: df.select("campaign"), "no aggregate and no join"),
+        (lambda df: df.groupBy("campaign").agg({"page": "first"}), "first"),
+    ],
+)
+def test_what_is_not_supported_is_refused_by_name(spark, broker, change, said):
+    workload, _ = WORKLOADS["ysb"]
+    topic = slash_runs.write(broker.bootstrap_servers, workload, "ysb", 100)
+    options = {
+        "kafka.bootstrap.servers": broker.bootstrap_servers,
+        "subscribe": topic.topics["ysb"],
+        **workload_queries.value_options(workload.streams["ysb"].layout),
+    }
+    frame = change(spark.readStream.format("kdirect").options(**options).load())
+    with pytest.raises(UnsupportedPlanError) as e:
+        slash.accelerate(frame)
+    assert said.lower() in str(e.value).lower()
+    assert e.value.hint
+
+
+def test_arguments_that_cannot_be_are_refused(spark, broker):
+    workload, _ = WORKLOADS["ysb"]
+    topic = slash_runs.write(broker.bootstrap_servers, workload, "ysb", 100)
+    frame = topic.frame(lambda: spark.readStream)
+    for arguments, said in (
+        ({"mode": "fast"}, "mode='fast' is not known"),
+        ({"executors": 3}, "3 tasks must run at the same time, and the cluster has 2 slots"),
+        ({"epochBytes": 0}, "epoch_bytes"),
+        ({"options": {"slotz": 1}}, "slotz"),
+    ):
+        with pytest.raises(ConfigError) as e:
+            slash.accelerate(frame, **arguments)
+        assert said in str(e.value)
+    lossy = topic.frame(lambda: spark.readStream, failOnDataLoss="false")
+    with pytest.raises(ConfigError, match="failOnDataLoss=false is not supported"):
+        slash.accelerate(lossy)
+    with pytest.raises(UnsupportedPlanError, match="rate"):
+        slash.accelerate(spark.readStream.format("rate").load().groupBy("value").count())
