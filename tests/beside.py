@@ -3,8 +3,9 @@
 Most tests start brokers and clients and wait for them, one test at a time, while a core stands
 still.  The tests of `CALM` use that core.  Nothing in them depends on how fast they are: no
 process on the other side, no socket, no deadline that is meant; they compute, in simulated time if
-any.  So their process has a low priority, and takes what the others leave.  Nothing else may enter,
-for two tests of real processes at once would wait for each other.
+any.  So their process has a low priority, and takes what the others leave.  One exception measures
+real systems: its figures are held against nothing, and its patience is minutes.  Nothing else may
+enter, for two tests of real processes at once would wait for each other.
 
 What the second process finds is told by the first when its own tests are done, as if it had run
 them: one summary, one status.  A test of which nothing was heard has failed.  An option of pytest
@@ -46,6 +47,7 @@ CALM = (
     "tests/state/test_texts.py",
     "tests/rdma/test_channel_model.py",
     "tests/rdma/test_channel_sim.py",
+    "tests/packaging/test_bench_versus.py",  # the exception
     "tests/packaging/test_distribution.py",
     "tests/packaging/test_types.py",
     "tests/test_architecture.py",
