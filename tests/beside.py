@@ -15,6 +15,7 @@ that asks for a look at a single process (``--pdb``, ``--collect-only``) takes p
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import signal
@@ -61,6 +62,7 @@ TIMEOUT = 900  # of a calm test, as long as the others leave it little
 # As nice as this while the others run: a tenth of a core that both want.  Where the kernel shares
 # cores among sessions first, that is said of the session too, and taken back in the end.
 NICE = 10
+PR_SET_PDEATHSIG = 1
 LINES = 60  # of what the second process said, if it did not end well
 
 
@@ -194,6 +196,7 @@ class Calm:
         self.config = config
         self.reports = open(place / REPORTS, "a", buffering=1)  # noqa: SIM115 (until the end)
         os.nice(NICE)
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)  # and of the first, if killed
         be_nice(os.getpid(), NICE)
 
     @pytest.hookimpl(trylast=True)

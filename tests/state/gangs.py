@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import signal
 import subprocess
 import sys
 import threading
@@ -17,6 +18,7 @@ from kdirect.client.session import Session
 from kdirect.model import TopicPartition
 from kdirect.options import ENGINE
 from kdirect.state.batches import Partition, Range
+from kdirect.state.executor import ExecutorSettings
 from kdirect.state.plan import Plan
 from kdirect.state.planned_stream import PlannedJob
 from kdirect.state.visitor import Visit, visit
@@ -56,25 +58,51 @@ def cuts(ends: Mapping[Partition, Range], batches: int) -> list[dict[Partition, 
     return found
 
 
+def partitions(ranges: Mapping[Partition, Range]) -> list[TopicPartition]:
+    return [TopicPartition(tp.topic, tp.partition) for tp in ranges]
+
+
 def gang(job: PlannedJob, batch: int) -> list[Visit | BaseException]:
     """A gang in threads: what each of it has, or why it has not."""
-    executors = job.settings.executors
-    found: list[Any] = [None] * executors
-    begun = [next(starts) for _ in range(executors)]
+    return gang_of(job.settings.to_json(), batch)
 
-    def run(task: int) -> None:
+
+def gang_of(settings: str, batch: int) -> list[Visit | BaseException]:
+    """The same, of the job with these settings."""
+    given = ExecutorSettings.from_json(settings)
+    tasks = [Waits(given, batch, task) for task in range(given.executors)]
+    return [task.found() for task in tasks]
+
+
+class Waits:
+    """One visitor, in a thread."""
+
+    def __init__(self, given: PlannedJob | ExecutorSettings, batch: int, task: int = 0) -> None:
+        self._settings = given.settings if isinstance(given, PlannedJob) else given
+        self._batch, self._task, self._start = batch, task, next(starts)
+        self._found: Visit | BaseException | None = None
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
         try:
-            found[task] = visit(job.settings, batch=batch, task=task, start=begun[task])
+            self._found = visit(
+                self._settings, batch=self._batch, task=self._task, start=self._start
+            )
         except BaseException as e:
-            found[task] = e
+            self._found = e
 
-    threads = [threading.Thread(target=run, args=(task,)) for task in range(executors)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-        assert not thread.is_alive(), "a visitor waits for ever"
-    return found
+    def found(self) -> Visit | BaseException:
+        """What it has, or why it has not."""
+        self._thread.join(60)
+        assert self._found is not None, "a visitor waits for ever"
+        return self._found
+
+    def error(self) -> Any:
+        """Why it has not."""
+        found = self.found()
+        assert isinstance(found, BaseException), found
+        return found
 
 
 def rows(found: list[Visit | BaseException]) -> pa.Table:
@@ -88,17 +116,29 @@ def rows(found: list[Visit | BaseException]) -> pa.Table:
     ).combine_chunks()
 
 
-def start(job: PlannedJob, batch: int, output: Path, die: Mapping[int, Any] = {}) -> list[Any]:
-    """A gang of processes; `die` says of some tasks where they kill themselves."""
+def start(
+    job: PlannedJob, batch: int, output: Path, die: Mapping[int, Any] | None = None, *,
+    how: int = signal.SIGKILL,
+) -> list[Any]:  # fmt: skip
+    """A gang of processes; `die` says of some tasks at which step they get the signal `how`."""
+    settings = job.settings
+    return start_of(settings.to_json(), batch, output, settings.executors, die, how)
+
+
+def start_of(
+    settings: str, batch: int, output: Path, tasks: int, die: Mapping[int, Any] | None = None,
+    how: int = signal.SIGKILL,
+) -> list[Any]:  # fmt: skip
     found = []
-    for task in range(job.settings.executors):
+    for task in range(tasks):
         given = {
-            "settings": job.settings.to_json(),
+            "settings": settings,
             "batch": batch,
             "task": task,
             "start": next(starts),
             "output": f"{output}-{task}.arrow",
-            "die": die.get(task),
+            "die": (die or {}).get(task),
+            "how": int(how),
         }
         command = [sys.executable, str(PROGRAM), json.dumps(given)]
         found.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
@@ -109,12 +149,3 @@ def ended(processes: list[Any]) -> list[Any]:
     """What each said, or None of one that was killed.  All end by themselves."""
     said = [process.communicate(timeout=60)[0] for process in processes]
     return [json.loads(text) if text else None for text in said]
-
-
-def outputs(output: Path, said: list[Any]) -> pa.Table:
-    """What a gang of processes handed out, in the order of executors."""
-    tables = {}
-    for task, one in enumerate(said):
-        with pa.ipc.open_file(f"{output}-{task}.arrow") as file:
-            tables[one["executor"]] = file.read_all().replace_schema_metadata(None)
-    return pa.concat_tables(tables[i] for i in sorted(tables)).combine_chunks()

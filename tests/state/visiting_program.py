@@ -2,15 +2,15 @@
 
     python visiting_program.py '{"settings": .., "batch": .., "task": .., "start": .., ..}'
 
-Its part of the rows goes to the file `output`; what else it has is printed.  ``"die": [step, number,
-mark]`` lets it kill itself at a step, as failing_executor.py.  An error is printed by its class.
+Its part of the rows goes to the file `output`; what else it has is printed.  ``"die": [step,
+number, mark]`` lets it kill itself at a step, as failing_executor.py does.  An error is printed by
+its class.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ def main(given: dict[str, Any]) -> int:
     observer = Observer()
     if given.get("die"):
         step, number, mark = given["die"]
-        observer = KillAt(Step(step), number, mark, os.getpid(), signal.SIGKILL)
+        observer = KillAt(Step(step), number, mark, os.getpid(), given["how"])
     settings = ExecutorSettings.from_json(given["settings"])
     try:
         found = visit(

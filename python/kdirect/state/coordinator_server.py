@@ -500,10 +500,10 @@ class CoordinatorServer:
         if connection is not None:
             connection.close()
         self._give_up_output()
-        is_of_gang = isinstance(self._crew, VisitingCrew) and executor in self._job.hellos
+        is_of_gang = executor in self._job.hellos and self.finished is None
         self._event(job.Lost(executor))
-        if is_of_gang:
-            assert isinstance(self._crew, VisitingCrew)
+        if is_of_gang and isinstance(self._crew, VisitingCrew):
+            # The others would wait for it: no process comes alone.
             self._crew.give_up()
             for other in self._job.hellos:
                 self._lose(other)

@@ -276,7 +276,7 @@ class VisitingCrew:
                 error=TimedOutError.__name__,
                 message=f"of the {self._executors} processes for batch {said.batch} some did not"
                 f" come within {self._start_timeout_s:g} s",
-                hint="start as many as there are executors, all at once; start_timeout is the limit",
+                hint="start one for each executor, all at once; start_timeout is the limit",
             )
             _tell_last(connection, stop)
 

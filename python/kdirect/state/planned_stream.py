@@ -256,7 +256,8 @@ class PlannedJob:
                 self._server.turn(self._wakes.fileno())
             except Exception as e:
                 if self._server.finished is not None:
-                    raise
+                    log.exception("the coordinator of a job that has ended fails again")
+                    return
                 self._fail(e)
 
     def _fail(self, error: Exception) -> None:

@@ -57,8 +57,8 @@ def visit(
 
     `settings.executor` does not matter: the coordinator says which executor this process becomes.
     `task` (from 0) tells the processes of a gang apart, which come together; the numbers `start` of
-    a later gang are all greater.  Waits until all have come, for start_timeout.  Raises what ended the job or this attempt; then whoever
-    started the gang ends it, and may start another one."""
+    a later gang are all greater.  Waits until all have come, for start_timeout.  Raises what ended
+    the job or this attempt; then whoever started the gang ends it, and may start another one."""
     connection = control.connect(settings.host, settings.port, settings.token)
     try:
         arrived = messages.Arrived(
