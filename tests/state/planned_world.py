@@ -250,6 +250,8 @@ class PlannedWorld(World):
             dealt = self.crew.arrived(batch, message, link)  # type: ignore[arg-type]
             if dealt:
                 self.lose_all()
+                if any(not other.coordinator_open for _, other in dealt):
+                    raise Broken("a gang is sent away before it begins")
             for executor, other in dealt:
                 self.strangers.append(other)  # type: ignore[arg-type]
                 other.down.append(Placed(executor=executor))  # type: ignore[attr-defined]
@@ -276,8 +278,10 @@ class PlannedWorld(World):
             self.lose_all()
 
     def lose_all(self) -> None:
-        for executor in list(self.links):
-            self.lose(executor)
+        while self.links:
+            executor, link = self.links.popitem()
+            link.coordinator_open = False
+            self.now_event(Lost(executor))
 
     def lose(self, executor: int) -> None:
         link = self.links.pop(executor, None)
@@ -288,8 +292,7 @@ class PlannedWorld(World):
         self.now_event(Lost(executor))
         if is_of_gang:
             self.crew.give_up()
-            for other in self.job.hellos:
-                self.lose(other)
+            self.lose_all()
 
     def now_event(self, event: Any) -> None:
         """An event whose effects follow at once, as others may."""

@@ -412,8 +412,12 @@ class CoordinatorServer:
             self._lose_all()
 
     def _lose_all(self) -> None:
-        for executor in list(self._connections):
-            self._lose(executor)
+        """The gang that is here is over."""
+        self._give_up_output()
+        while self._connections:
+            executor, connection = self._connections.popitem()
+            connection.close()
+            self._event(job.Lost(executor))
 
     def _farewell(self) -> messages.Stop:
         """What whoever comes after the end is told."""
@@ -505,8 +509,7 @@ class CoordinatorServer:
         if is_of_gang and isinstance(self._crew, VisitingCrew):
             # The others would wait for it: no process comes alone.
             self._crew.give_up()
-            for other in self._job.hellos:
-                self._lose(other)
+            self._lose_all()
 
     # -- parts of snapshots, for hosts that do not see the directory -------------------------------
 
