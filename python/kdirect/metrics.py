@@ -550,7 +550,12 @@ METRICS: tuple[Metric, ...] = (
         "Requests that timed out and whose answer has not arrived yet.",
     ),
     Metric("batches", "batches", "state", "Batches whose output was committed."),
-    Metric("attempts", "attempts", "state", "Attempts of the job since its directory was made."),
+    Metric(
+        "attempts",
+        "attempts",
+        "state",
+        "Attempts of the job since its directory was made; of a planned job since it was started.",
+    ),
     Metric(
         "rows",
         "rows",
