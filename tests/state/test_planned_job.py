@@ -275,7 +275,9 @@ def test_a_new_gang_ends_those_of_the_one_before_that_have_not_said_hello() -> N
 
 def test_an_error_that_ends_the_job_keeps_its_class_on_the_way() -> None:
     stop = Stop(attempt=1, error="DataLossError", message="offsets are gone", hint="mend it")
-    found = messages.error_of(messages.decode_from_coordinator(messages.encode(stop)))  # type: ignore[arg-type]
+    heard = messages.decode_from_coordinator(messages.encode(stop))
+    assert isinstance(heard, Stop)
+    found = messages.error_of(heard)
     assert isinstance(found, DataLossError) and found.hint == "mend it"
 
 
