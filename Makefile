@@ -107,6 +107,12 @@ slash-jobs: install ## Run jobs of a family of plans and inputs over a broker, a
 	PYTHONPATH=$(CURDIR) $(BIN)/python -m tests.state.killed_jobs \
 		--first $(or $(SEED),0) --examples $$(( ($(or $(COUNT),200) + 3) / 4 ))
 
+.PHONY: slash-queries
+slash-queries: install ## Accelerate a family of PySpark queries and inputs, and compare their rows
+## with Spark's own; COUNT=200, SEED=0
+	PYTHONPATH=$(CURDIR) $(BIN)/python -m tests.spark.slash_family \
+		--first $(or $(SEED),0) --examples $(or $(COUNT),200)
+
 .PHONY: slash-laws
 slash-laws: install ## Test the laws of the delta protocol, with every kind of state, on many
 ## examples a plan and law; COUNT=1000, SEED=0

@@ -20,7 +20,8 @@ OPTION = "slash"
 class JobSpec:
     """`inputs`: the options of the source of each input of `plan`, in their order.  `options`:
     those of the state engine that were given.  `state_dir` is None where the query chooses the
-    directory by its own name, below `state_root`."""
+    directory by its own name, below `state_root`.  `logs`: the planner writes a line for each
+    batch."""
 
     plan: Plan
     inputs: tuple[dict[str, str], ...]
@@ -30,6 +31,7 @@ class JobSpec:
     state_root: str
     options: dict[str, Any]
     name: str
+    logs: bool = False
 
     def resolved_options(self) -> dict[str, Any]:
         """All options of the state engine."""
@@ -46,6 +48,7 @@ class JobSpec:
                 "state_root": self.state_root,
                 "options": self.options,
                 "name": self.name,
+                "logs": self.logs,
             }
         )
 

@@ -170,6 +170,7 @@ class _Query:
             state_root=str(state_root()),
             options=self._for_cluster(),
             name=name,
+            logs=session_facts.logs_info(self._session),
         )
         given = {OPTION: spec.to_text()}
         if not plan.is_streaming:

@@ -100,6 +100,12 @@ def cluster(session: Any) -> Cluster:
     )
 
 
+def logs_info(session: Any) -> bool:
+    """Does Spark's log have lines of the level INFO?"""
+    logger = session.sparkContext._jvm.org.slf4j.LoggerFactory.getLogger("kdirect_spark.slash")
+    return bool(logger.isInfoEnabled())
+
+
 def _java(df: Any) -> Any:
     found = getattr(df, "_jdf", None)
     if found is None:

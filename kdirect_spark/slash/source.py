@@ -9,6 +9,7 @@ one process and uses them in another.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 from collections.abc import Iterator
@@ -28,6 +29,7 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
+from kdirect.errors import KdirectError
 from kdirect.state.batches import Partition, Range, Ranges
 from kdirect.state.planned_stream import PlannedJob
 from kdirect_spark import offsets
@@ -36,9 +38,10 @@ from kdirect_spark.settings import SourceSettings, source_settings
 from kdirect_spark.slash.batch_service import TOKEN, Address, Request
 from kdirect_spark.slash.control_row import COLUMN, DDL, BatchRow, ControlRow
 from kdirect_spark.slash.job_spec import OPTION, JobSpec
+from kdirect_spark.slash.task import figures_of
 from kdirect_spark.source import KdirectBatchReader, KdirectStreamReader
 
-log = logging.getLogger("kdirect_spark")
+log = logging.getLogger("kdirect_spark.slash")
 
 FORMAT = "kdirect_slash"
 
@@ -226,6 +229,8 @@ class SlashStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _opened(self, query: str) -> PlannedJob:
         if self._job is None:
             spec = self._spec
+            if spec.logs:
+                tell_all()
             self._job = PlannedJob(
                 spec.plan,
                 self._settings[0].task_client,
@@ -235,22 +240,25 @@ class SlashStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 mode=spec.mode,
                 caller=query,
             )
-            log.info("slash: the state of this query is in %s", self._job.directory)
+            log.info("%s: the state of this query is in %s", spec.name, self._job.directory)
         return self._job
 
     def _tell_of_batch(self) -> None:
         """One line for each batch that is done."""
         if self._job is None:
             return
-        batch, counts, _ = self._job.figures()
+        batch, counts, closes = self._job.figures()
         if batch > self._told:
             self._told = batch
-            log.info("slash: %s", batch_line(self._spec.name, batch, counts))
+            figures = figures_of(batch, counts, closes)
+            log.info("%s: %s", self._spec.name, " ".join(f"{k}={v}" for k, v in figures.items()))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return control_rows(partition)
 
     def stop(self) -> None:
+        with contextlib.suppress(KdirectError):
+            self._tell_of_batch()
         if self._job is not None:
             self._job.close()
         for reader in self._readers:
@@ -264,7 +272,12 @@ def state_directory(spec: JobSpec, query: str) -> Path:
     return Path(spec.state_root, hashlib.sha256(query.encode()).hexdigest()[:32])
 
 
-def batch_line(name: str, batch: int, counts: Any) -> str:
-    """What the log says of a batch."""
-    shown = ", ".join(f"{key} {counts[key]}" for key in sorted(counts) if counts[key])
-    return f"{name or 'query'} batch {batch}: {shown}"
+def tell_all() -> None:
+    """Let this process write a line for each batch to its standard error, which is the driver's
+    log: nothing else sets up Python's logging in a planner."""
+    if not log.handlers:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        log.addHandler(handler)
+        log.setLevel(logging.INFO)
+        log.propagate = False

@@ -7,12 +7,13 @@ one in the next batch.  What is kept from task to task are the connections to th
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pyarrow as pa
 
+from kdirect import metrics
 from kdirect.errors import StateProtocolError
 from kdirect.format.bad_values import DropReason
 from kdirect.state.visitor import Visit, visit
@@ -36,10 +37,20 @@ COUNTS = {
     "input_bytes": "input_bytes",
     "state_bytes": "state_bytes",
 }
+assert {"batch", "dropped", "watermark", *COUNTS} == metrics.names("slash")
 FIGURES_DDL = (
     f"{FIGURES} struct<batch:bigint,{','.join(f'{name}:bigint' for name in COUNTS)},"
     "dropped:bigint,watermark:string>"
 )
+
+
+def figures_of(batch: int, counts: Mapping[str, int], closes: int | None) -> dict[str, Any]:
+    """The figures of a batch, by their names."""
+    found: dict[str, Any] = {"batch": batch}
+    found |= {name: counts.get(count, 0) for name, count in COUNTS.items()}
+    found["dropped"] = sum(counts.get(reason.value, 0) for reason in DropReason)
+    found["watermark"] = None if closes is None else _iso(closes)
+    return found
 
 
 class Rows:
@@ -62,11 +73,7 @@ class Rows:
 
     def figures(self, visit: Visit) -> pa.RecordBatch:
         """The row of figures, which executor 0 gives."""
-        counts = visit.counts
-        found: dict[str, Any] = {name: counts.get(count, 0) for name, count in COUNTS.items()}
-        found["batch"] = visit.batch
-        found["dropped"] = sum(counts.get(reason.value, 0) for reason in DropReason)
-        found["watermark"] = None if visit.closes is None else _iso(visit.closes)
+        found = figures_of(visit.batch, visit.counts, visit.closes)
         schema = self._schema
         columns = [
             _nothing(field.type, nullable) for field, nullable in zip(schema, self._nullable)

@@ -40,6 +40,8 @@ ROOMS = {
     "state": "`StateJob.statistics()` of a job of the state engine: sums over its executors, of "
     "the batches that this start ran; a batch that ran twice counts once. `StateJob.batch_counts` "
     "has those of one batch.",
+    "slash": '`query.lastProgress.observedMetrics[name]["figures"]` of a query that was wrapped by '
+    "`slash.accelerate`: of one micro-batch, over all tasks. One line of the log has them too.",
     "memory": "`kdirect.format.blocks.statistics()`, of this process.",
 }
 
@@ -623,6 +625,21 @@ METRICS: tuple[Metric, ...] = (
         "state",
         "Times that an executor was told to begin from a snapshot, or empty.",
     ),
+    Metric(
+        "batch", "batches", "slash", "The number of the batch, from 0: that of its epoch less 1."
+    ),
+    Metric("rows", "rows", "slash", "Rows that passed the condition, late ones included."),
+    Metric("input_bytes", "bytes", "slash", "Bytes of records read."),
+    Metric("dropped", "records", "slash", "Bad rows: not decoded, or of no acceptable event time."),
+    Metric("late", "rows", "slash", "Rows dropped because their windows had been emitted."),
+    Metric("keys", "keys", "slash", "Keys in open windows before the batch emitted."),
+    Metric("epochs", "epochs", "slash", "Epochs that tasks ended."),
+    Metric("bytes_written", "bytes", "slash", "Bytes of deltas sent to leaders by WRITE."),
+    Metric("credit_waits", "events", "slash", "Times that a task waited for a leader's credit."),
+    Metric("merged", "entries", "slash", "Entries and rows that leaders merged."),
+    Metric("rows_out", "rows", "slash", "Rows of the result; without windows, keys that changed."),
+    Metric("state_bytes", "bytes", "slash", "Mapped state in use after the batch."),
+    Metric("watermark", "time", "slash", "The time below which all windows were emitted."),
     Metric("block_live_bytes", "bytes", "memory", "Memory of decoded batches in use."),
     Metric("block_retained_bytes", "bytes", "memory", "Memory kept for later batches."),
 )

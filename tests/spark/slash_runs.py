@@ -15,6 +15,12 @@ from kdirect import connect, workloads
 from kdirect.workloads.workload import Workload
 from kdirect_spark.slash import workload_queries
 
+SPARK = {
+    "spark.ui.enabled": "false",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.log.level": "ERROR",
+}
 _numbers = itertools.count()
 RELATIVE = 1e-9  # of floats: sums are made in another order
 

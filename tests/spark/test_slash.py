@@ -12,11 +12,12 @@ from kdirect import workloads
 from kdirect.errors import ConfigError, UnsupportedPlanError
 from kdirect_spark import slash
 from kdirect_spark.slash import workload_queries
-from tests.spark import slash_runs
+from tests.spark import slash_family, slash_runs
 
 pytestmark = pytest.mark.spark
 
 EVENTS = 30_000
+FAMILY = 12  # examples; `make slash-queries` draws more
 WORKLOADS = {
     "ysb": (workloads.ysb(keys=100, step_us=100_000, disorder_us=5_000_000), {}),
     "nb7": (workloads.nexmark(step_us=20_000), {}),
@@ -172,3 +173,7 @@ def test_arguments_that_cannot_be_are_refused(spark, broker):
         slash.accelerate(lossy)
     with pytest.raises(UnsupportedPlanError, match="rate"):
         slash.accelerate(spark.readStream.format("rate").load().groupBy("value").count())
+
+
+def test_a_family_of_queries_and_inputs_has_the_rows_of_spark(spark, broker):
+    slash_family.family_test(spark, broker.bootstrap_servers, FAMILY, 1)()

@@ -40,7 +40,7 @@ from kdirect.state.crew import Crew, VisitingCrew
 from kdirect.state.directory import JobDirectory
 from kdirect.state.heartbeat import Watch
 from kdirect.state.part_transfer import Arriving
-from kdirect.state.windows import TIME_MIN
+from kdirect.state.windows import TIME_MAX, TIME_MIN
 
 log = logging.getLogger("kdirect.state")
 
@@ -216,6 +216,13 @@ class CoordinatorServer:
                     hint="its state is kept up to the last snapshot; run it again",
                 )
             self.turn()
+
+    @property
+    def closes(self) -> int | None:
+        """The event time below which all windows were emitted; None before the first of them, and
+        after the last."""
+        after = self._job.after
+        return after.closes if after and TIME_MIN < after.closes < TIME_MAX else None
 
     @property
     def last(self) -> int:

@@ -185,11 +185,16 @@ class PlannedJob:
         """Would a batch that reads nothing emit windows, because partitions have become idle?"""
         return self._call(lambda: self._server.would_close(ends))
 
-    def figures(self) -> tuple[int, Counter[str], dict[str, int]]:
-        """The newest batch that was done, its counts, and the metrics of the room `state`."""
+    def figures(self) -> tuple[int, Counter[str], int | None]:
+        """The newest batch that was done, its counts, and the event time below which all windows
+        were emitted; None where there is no such time."""
         return self._call(
-            lambda: (self._server.done, self._server.batch_counts, self._server.statistics())
+            lambda: (self._server.done, self._server.batch_counts, self._server.closes)
         )
+
+    def statistics(self) -> dict[str, int]:
+        """The metrics of the room `state`, of this start of the job."""
+        return self._call(self._server.statistics)
 
     def close(self) -> None:
         """End the coordinator, as if it had been killed: what is mapped and what is on disk stays.
