@@ -100,19 +100,17 @@ class _Query:
         self._df = df
         self._mode = mode
         given = dict(options or {})
-        for option, value in (
-            ("epoch_bytes", epoch_bytes),
-            ("snapshot_interval", snapshot_interval),
-        ):
-            if value is not None:
-                given[option] = value
+        if epoch_bytes is not None:
+            given["epoch_bytes"] = epoch_bytes
+        if snapshot_interval is not None:
+            given["snapshot_interval"] = _milliseconds(snapshot_interval, "snapshotInterval")
         self._resolved = ENGINE.resolve(given)
         self._options = given
         self._session = df.sparkSession
         conf = self._session.conf
         found = session_facts.relations(df)
         self._settings = [_settings_of(relation) for relation in found]
-        idle_ms = None if idle_timeout is None else _milliseconds(idle_timeout)
+        idle_ms = None if idle_timeout is None else _milliseconds(idle_timeout, "idleTimeout")
         leaves = [
             _leaf(relation, settings, idle_ms) for relation, settings in zip(found, self._settings)
         ]
@@ -220,10 +218,14 @@ def state_root() -> Path:
     return Path(home, "kdirect", "slash")
 
 
-def _milliseconds(value: int | str) -> int:
+def _milliseconds(value: int | str, name: str) -> int:
+    """A time as an argument has it: a number of milliseconds, or ``"30s"``."""
     from kdirect.option_table import duration_ms
 
-    return value if isinstance(value, int) else int(duration_ms(value))
+    try:
+        return value if isinstance(value, int) else int(duration_ms(value))
+    except ConfigError as e:
+        raise ConfigError(f"accelerate: {name}: {e.message}", hint=e.hint) from None
 
 
 def _settings_of(relation: Relation) -> SourceSettings | None:
