@@ -112,6 +112,11 @@ slash-queries: install ## Accelerate a family of PySpark queries and inputs, and
 ## with Spark's own; COUNT=200, SEED=0
 	PYTHONPATH=$(CURDIR) $(BIN)/python -m tests.spark.slash_family \
 		--first $(or $(SEED),0) --examples $(or $(COUNT),200)
+.PHONY: slash-kills
+slash-kills: install ## Kill drivers, workers, planners and brokers under accelerated queries,
+## beside Spark's batch SQL (seven seconds each); COUNT=300, SEED=the first one
+	PYTHONPATH=$(CURDIR) $(BIN)/python -m tests.spark.slash_kills --keep-going \
+		--first $(or $(SEED),0) --count $(or $(COUNT),300)
 
 .PHONY: slash-laws
 slash-laws: install ## Test the laws of the delta protocol, with every kind of state, on many
