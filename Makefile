@@ -112,6 +112,7 @@ slash-queries: install ## Accelerate a family of PySpark queries and inputs, and
 ## with Spark's own; COUNT=200, SEED=0
 	PYTHONPATH=$(CURDIR) $(BIN)/python -m tests.spark.slash_family \
 		--first $(or $(SEED),0) --examples $(or $(COUNT),200)
+
 .PHONY: slash-kills
 slash-kills: install ## Kill drivers, workers, planners and brokers under accelerated queries,
 ## beside Spark's batch SQL (seven seconds each); COUNT=300, SEED=the first one
