@@ -8,6 +8,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +136,11 @@ def run(frame: Any, directory: Path, **trigger: Any) -> list[Any]:
     )
     assert query.awaitTermination(120), query.status
     return list(query.recentProgress)
+
+
+def time_of(watermark: str) -> datetime:
+    """A watermark of the figures as Spark gives times in a session in UTC."""
+    return datetime.fromisoformat(watermark).replace(tzinfo=None)
 
 
 def written(spark: Any, directory: Path) -> Counter[tuple[Any, ...]]:
