@@ -162,8 +162,6 @@ class SlashStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             found.update(reader.latestOffset(at.of([topic]), own))
         if found == at.offsets and not self._closes_more(found):
             return start
-        if at.epoch == 0 and found == at.offsets:
-            return start  # the first micro-batch of a query that starts at the latest offsets
         return EpochOffset(query=at.query, epoch=at.epoch + 1, offsets=found).to_json()
 
     @staticmethod

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import time
 from collections import Counter
 from datetime import datetime
 from typing import Any
 
 import pytest
 
-from kdirect import workloads
+from kdirect import connect, workloads
 from kdirect.errors import ConfigError, UnsupportedPlanError
 from kdirect_spark import slash
 from kdirect_spark.slash import workload_queries
@@ -177,3 +179,57 @@ def test_arguments_that_cannot_be_are_refused(spark, broker):
 
 def test_a_family_of_queries_and_inputs_has_the_rows_of_spark(spark, broker):
     slash_family.family_test(spark, broker.bootstrap_servers, FAMILY, 1)()
+
+
+def test_a_partition_without_records_holds_no_window_open_for_ever(spark, broker, tmp_path):
+    workload = workloads.ysb(keys=20, step_us=1_000_000)
+    topic = slash_runs.write(broker.bootstrap_servers, workload, "ysb", 3_000)
+    expected = slash_runs.rows_of(topic.frame(lambda: spark.read))
+    with connect(broker.bootstrap_servers) as session:  # and one that nothing was written to
+        session.admin.create_partitions(topic.topics["ysb"], 4)
+    fast = slash.accelerate(
+        topic.frame(lambda: spark.readStream, partitionDiscoveryIntervalMs="100"),
+        stateDir=tmp_path / "state",
+        idleTimeout="1s",
+    )
+    query = (
+        fast.writeStream.format("memory")
+        .queryName("idle")
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .trigger(processingTime="200 milliseconds")
+        .start()
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while not (found := slash_runs.rows_of(spark.table("idle"))):
+            assert time.monotonic() < deadline, query.lastProgress
+            time.sleep(0.1)
+        figures = query.lastProgress.observedMetrics["slash"]["figures"]
+        wanted = slash_runs.closed(expected, slash_runs.time_of(figures["watermark"]))
+        slash_runs.assert_same(found, wanted)
+    finally:
+        query.stop()
+
+
+def test_a_stream_from_the_latest_offsets_has_what_comes_after(spark, broker, tmp_path):
+    workload = workloads.ysb(keys=20, step_us=1_000_000)
+    topic = slash_runs.write(broker.bootstrap_servers, workload, "ysb", 3_000)
+    stream = topic.frame(lambda: spark.readStream, startingOffsets="latest")
+    fast = slash.accelerate(stream, stateDir=tmp_path / "state")
+    assert not _figures(slash_runs.run(fast, tmp_path))
+    slash_runs.write(
+        broker.bootstrap_servers, workload, "ysb", 3_000, first=3_000, topics=topic.topics
+    )
+    (figures,) = _figures(slash_runs.run(fast, tmp_path))
+    later = topic.frame(lambda: spark.read, startingOffsets=_at(topic, 1_000))
+    assert figures["rows"] == sum(row[-1] for row in slash_runs.rows_of(later).elements())
+
+
+def _figures(progress: list[Any]) -> list[Any]:
+    """Those of the batches that ran."""
+    found = [p.observedMetrics["slash"]["figures"] for p in progress if p.observedMetrics]
+    return [figures for figures in found if figures is not None]
+
+
+def _at(topic: slash_runs.Topic, offset: int) -> str:
+    return json.dumps({topic.topics["ysb"]: {str(p): offset for p in range(3)}})
