@@ -2,8 +2,8 @@
 
 Spark starts it in place of `pyspark.daemon` (conf ``spark.python.daemon.module``).  Its workers are
 those of Spark; but a task of an accelerated query passes an observer to the state engine.  The
-product knows nothing of this.  KDIRECT_KILLS names the directory of the kills: ``armed-N.json``, of
-which the first one counts, says where who dies:
+product knows nothing of this.  KDIRECT_KILLS names the directory of the kills: each file
+``armed-N.json`` says where who dies:
 
     at       a step of an executor (`kdirect.state.batch_run.Step`); "arrive" before a task is an
              executor, "handed" after, "row" after it has handed rows to Spark
@@ -43,22 +43,21 @@ class Kills:
 
     def comes_to(self, place: str) -> None:
         self._times[place] += 1
-        armed = sorted(self._directory.glob("armed-*.json"))
-        if not armed:
+        for armed in sorted(self._directory.glob("armed-*.json")):
+            fired = armed.with_name(armed.name.replace("armed", "fired"))
+            try:
+                kill = json.loads(armed.read_text())
+                if not self._means(kill, place):
+                    continue
+                os.rename(armed, fired)
+            except FileNotFoundError:  # another process was faster
+                continue
+            kill_all(kill)
             return
-        try:
-            kill = json.loads(armed[0].read_text())
-            if (
-                kill["at"] != place
-                or self._batch < kill["batch"]
-                or self._times[place] < kill["number"]
-            ):
-                return
-            fired = armed[0].with_name(armed[0].name.replace("armed", "fired"))
-            os.rename(armed[0], fired)
-        except FileNotFoundError:  # another one was faster
-            return
-        kill_all(kill)
+
+    def _means(self, kill: dict[str, Any], place: str) -> bool:
+        is_late_enough = self._batch >= kill["batch"] and self._times[place] >= kill["number"]
+        return bool(kill["at"] == place and is_late_enough)
 
 
 def kill_all(kill: dict[str, Any]) -> None:

@@ -36,6 +36,9 @@ def session(kills: Path) -> Any:
         "spark.sql.session.timeZone": "UTC",
         "spark.log.level": "OFF",
         "spark.python.daemon.module": "slash_kill_daemon",
+        # What a killed JVM leaves goes with the directory of the test.
+        "spark.local.dir": str(kills / "local"),
+        "spark.driver.extraJavaOptions": f"-Djava.io.tmpdir={kills}",
     }.items():
         builder = builder.config(name, value)
     found = builder.getOrCreate()

@@ -14,6 +14,7 @@ worker died may not end.  At the end the Parquet files must have exactly the clo
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import pickle
@@ -76,10 +77,10 @@ MOMENTS = (
     "checkpoint/offsets/{}",
     "checkpoint/commits/{}",
     "rows/_spark_metadata/{}",
-    "state/snapshots/{}",
+    "state/snapshots/{:020}",
 )
-VICTIMS = ("worker", "worker", "planner", "driver", "broker")
-QUICK_VICTIMS = ("worker", "worker", "worker", "planner", "broker")
+OF_SNAPSHOTS = ("snapshot", "part", MOMENTS[-1])
+VICTIMS = ("worker",) * 4 + ("planner",) * 2 + ("driver",) * 2 + ("broker",) * 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,22 +110,23 @@ class Scenario:
     grows: bool = False
 
 
-def drawn(seed: int, victims: tuple[str, ...] = VICTIMS) -> Scenario:
+def drawn(seed: int) -> Scenario:
     """The scenario of a seed."""
     chance = random.Random(f"slash kills {seed}")
-    first = chance.choice(victims)
+    first = chance.choice(VICTIMS)
     forgets = first in ("driver", "planner") and chance.random() < 0.4
     kills = [_kill(chance, first)]
     if chance.random() < 0.3:
-        kills.append(_kill(chance, chance.choice(victims), kills[0].batch))
+        kills.append(_kill(chance, chance.choice(VICTIMS), kills[0].batch))
     if chance.random() < 0.3:
         # State is rebuilt after most of the kills; there too somebody dies.
         kills.append(Kill(victim=first, at="restore", batch=0))
     grows = chance.random() < 0.2 and all(kill.victim != "broker" for kill in kills)
+    snapshots = any(kill.at in OF_SNAPSHOTS for kill in kills)
     accelerate: dict[str, Any] = {
         "mode": chance.choice(("slash", "slash", "uppar")),
         "executors": chance.choice((2, 2, 2, 1)),
-        "snapshotInterval": chance.choice(("0s", "0s", "1s", "1h")),
+        "snapshotInterval": "0s" if snapshots else chance.choice(("0s", "0s", "1s", "1h")),
         "epochBytes": 30_000,
         "options": {
             "block_rows": 200,
@@ -156,6 +158,16 @@ def _kill(chance: random.Random, victim: str, least: int = 0) -> Kill:
         )
     at = chance.choice(STEPS)
     return Kill(victim=victim, at=at, batch=batch, number=chance.randint(1, 3) if at in MANY else 1)
+
+
+def mapped_of(state: Path) -> list[Path]:
+    """The directories in memory of the job whose directory this is."""
+    found = []
+    for path in Path("/dev/shm").glob(f"kdirect-state-{os.getuid()}-*"):
+        with contextlib.suppress(OSError, ValueError):
+            if json.loads((path / "job.json").read_text())["directory"] == str(state.resolve()):
+                found.append(path)
+    return found
 
 
 class Driver:
@@ -253,7 +265,8 @@ class Trials:
         self._topics: dict[str, slash_runs.Topic] = {}
         self._expected: dict[str, Counter[Any]] = {}
         self._watermarks: dict[str, str] = {}  # of the shared topics
-        self._number = 0
+        self.ran = 0
+        self.killed = 0
 
     def close(self) -> None:
         self.driver.end()
@@ -297,8 +310,8 @@ class Trials:
         """Run a scenario to its end.  How many of its kills came about?  AssertionError if rows
         are missing, too many or wrong, or if the query ended for another reason than a kill."""
         expected = self.expected(scenario.query)
-        trial = _Trial(self, scenario, self._root / f"trial-{self._number}")
-        self._number += 1
+        trial = _Trial(self, scenario, self._root / f"trial-{self.ran}")
+        self.ran += 1
         try:
             watermark = trial.run_to_its_end()
             if watermark is None:
@@ -314,6 +327,7 @@ class Trials:
             )
             assert len(wanted) > 50
             slash_runs.assert_same(found, wanted)
+            self.killed += trial.fired
             return trial.fired
         finally:
             trial.disarm()
@@ -404,13 +418,8 @@ class _Trial:
 
     def _forget(self) -> None:
         """Remove the state in memory."""
-        for path in Path("/dev/shm").glob(f"kdirect-state-{os.getuid()}-*"):
-            try:
-                owner = json.loads((path / "job.json").read_text())
-            except (OSError, ValueError):
-                continue
-            if owner["directory"] == str((self.directory / "state").resolve()):
-                shutil.rmtree(path, ignore_errors=True)
+        for path in mapped_of(self.directory / "state"):
+            shutil.rmtree(path, ignore_errors=True)
 
     # -- runs --------------------------------------------------------------------------------------
 
@@ -493,6 +502,8 @@ def main() -> int:
                     fired += came
                     print(f"seed {seed}: {came} of {len(scenario.kills)} kills,"
                           f" {time.monotonic() - at:.1f} s", flush=True)  # fmt: skip
+                    if came < len(scenario.kills):
+                        print(f"    not all of {scenario.kills}", flush=True)
                 except Exception:
                     failed.append(seed)
                     print(f"seed {seed}: {scenario}", file=sys.stderr)
