@@ -94,6 +94,14 @@ class BrokerView:
                 self._ids[name] = topic.topic_id
         return self._topics
 
+    def topic_ids(self, topics: Iterable[str]) -> dict[str, str]:
+        """The ids of those of `topics` that exist, as they were last seen; "" where the broker
+        assigns none."""
+        wanted = list(topics)
+        if any(topic not in self._ids for topic in wanted):
+            self._list_topics()
+        return {topic: self._ids[topic] or "" for topic in wanted if topic in self._ids}
+
     def take_created_again(self) -> frozenset[str]:
         """Topics that this process saw deleted and created again since the last call."""
         out = frozenset(self._created_again)

@@ -166,6 +166,10 @@ class _StreamReader(DataSourceStreamReader):
         plan = offsets.plan_stream(begin, stop, watermarks, self._planned[1], is_start=is_start)
         return plan.check(self._settings.fail_on_data_loss, log.warning)
 
+    def topic_ids(self, topics: Iterable[str]) -> dict[str, str]:
+        """The ids of these topics; "" where the broker assigns none."""
+        return self._view.topic_ids(topics)
+
     def watermarks(self, end: dict) -> dict[TopicPartition, tuple[int, int]]:
         """(log start offset, high watermark) of the partitions of an offset that exist."""
         return self._view.watermarks(sorted(offsets.from_json(end, "end offset")))

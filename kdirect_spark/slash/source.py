@@ -197,7 +197,10 @@ class SlashStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return []
         job = self._opened(stop.query)
         batch = stop.epoch - 1
-        job.plan(batch, self._ranges(begin, stop), self._ends(stop.offsets))
+        ids: dict[str, str] = {}
+        for reader, topic in zip(self._readers, self._topics):
+            ids.update(reader.topic_ids([topic]))
+        job.plan(batch, self._ranges(begin, stop), self._ends(stop.offsets), topic_ids=ids)
         return [
             ControlPartition(ControlRow(batch=batch, task=task, settings=job.settings).to_text())
             for task in range(self._spec.executors)

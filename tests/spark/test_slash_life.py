@@ -297,6 +297,17 @@ def test_a_new_checkpoint_on_an_old_state_directory_is_refused(life, refused):
         life.run()
 
 
+def test_a_topic_that_was_made_again_is_refused(life, refused):
+    life.run()
+    [name] = life.topic.topics.values()
+    with connect(life.topic.servers) as session:
+        session.admin.delete_topic(name)
+        wait_until(lambda: name not in session.list_topics())
+    life.grow(4 * HALF)  # more records than were read of the topic before
+    with refused("DataLossError", f"topic {name} was made again"):
+        life.run()
+
+
 def test_two_queries_do_not_share_a_state_directory(life, refused):
     query = life.start(life.frame(), processingTime="50 milliseconds")
     try:

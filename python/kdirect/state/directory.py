@@ -35,7 +35,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from kdirect.errors import FormatError, StateDirectoryError
+from kdirect.errors import DataLossError, FormatError, StateDirectoryError
 from kdirect.state.batches import Partition, Range, ranges_from_json, ranges_to_json
 from kdirect.state.locks import FileLock, holder_of
 from kdirect.state.mapped import IDENTITY, TEMPORARY_PREFIX, MappedDirectory, Owner
@@ -257,6 +257,7 @@ class JobDirectory:
         self.path = path
         self.temporary = temporary
         self._lock = lock
+        self._topic_ids: dict[str, str] | None = None
         self.identity = _identity(path / IDENTITY)
         self.attempt = _read_attempt(path / "attempt")
         self.batches = LineLog(path / "batches.log")
@@ -335,6 +336,19 @@ class JobDirectory:
             known = {**found, **known}
             write_atomically(path, json.dumps(known, indent=1, sort_keys=True).encode() + b"\n")
         return known
+
+    def check_topics(self, found: Mapping[str, str]) -> None:
+        """DataLossError if a topic was made again since the job met it: its offsets are those of
+        other records.  An id is empty where the brokers assign none."""
+        if self._topic_ids is None or found.keys() - self._topic_ids.keys():
+            self._topic_ids = self.topic_ids(found)
+        for topic, now in found.items():
+            known = self._topic_ids[topic]
+            if known and now and known != now:
+                raise DataLossError(
+                    f"topic {topic} was made again: its id is {now}, and was {known}",
+                    hint="start a new job in an empty directory",
+                )
 
     def write_attempt(self, attempt: int) -> None:
         """Remember that the job was started once more."""

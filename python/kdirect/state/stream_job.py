@@ -26,7 +26,7 @@ from typing import Any
 import pyarrow as pa
 
 from kdirect.client.session import Session, connect
-from kdirect.errors import ConfigError, DataLossError, StateError, UnknownTopicError
+from kdirect.errors import ConfigError, StateError, UnknownTopicError
 from kdirect.model import TopicPartition
 from kdirect.options import ENGINE
 from kdirect.state import exchange, heartbeat, job, part_transfer
@@ -121,7 +121,6 @@ class StateJob:
         self._mapped: MappedDirectory | None = None
         self._session: Session | None = None
         self._ended = False
-        self._topic_ids: Mapping[str, str] | None = None
         # Before anything is started: a refused exchange leaves nothing behind.
         self.exchange, self.exchange_reason = exchange.choose(
             options["exchange"], options["provider"]
@@ -304,7 +303,8 @@ class StateJob:
                     hint="create it, or correct the plan",
                 )
             found += [TopicPartition(given.topic, p) for p in range(topics[given.topic].partitions)]
-        self._check_ids(
+        assert self._directory is not None
+        self._directory.check_topics(
             {given.topic: topics[given.topic].topic_id or "" for given in self.plan.inputs}
         )
         marks = self._session.watermarks(found)
@@ -312,20 +312,6 @@ class StateJob:
             Partition(tp.topic, tp.partition): Range(first, max(first, end))
             for tp, (first, end) in marks.items()
         }
-
-    def _check_ids(self, ids: Mapping[str, str]) -> None:
-        """DataLossError if a topic was made again: its offsets are those of other records.  An id
-        is empty where the brokers assign none."""
-        assert self._directory is not None
-        if self._topic_ids is None:
-            self._topic_ids = self._directory.topic_ids(ids)
-        for topic, found in ids.items():
-            known = self._topic_ids[topic]
-            if known and found and known != found:
-                raise DataLossError(
-                    f"topic {topic} was made again: its id is {found}, and was {known}",
-                    hint="start a new job in an empty directory",
-                )
 
     def _starts(self, ends: Mapping[Partition, Range]) -> dict[Partition, int]:
         latest = self._options["starting_offsets"] == "latest"
