@@ -115,6 +115,18 @@ def spark():
     yield session
     if active is None:
         session.stop()
+        end_of_jvm()
+
+
+def end_of_jvm():
+    """End the JVM of the session: the next one has jars and memory of its own, which are those of
+    the JVM's start."""
+    from pyspark import SparkContext
+
+    gateway, SparkContext._gateway, SparkContext._jvm = SparkContext._gateway, None, None
+    gateway.shutdown()
+    gateway.proc.stdin.close()
+    gateway.proc.wait(30)
 
 
 # -- plans -----------------------------------------------------------------------------------------
