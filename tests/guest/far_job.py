@@ -232,7 +232,7 @@ def run_job(session: Any, servers: str, here: str, kind: str, say: Any) -> dict[
             far_had_state.append(job.server._job.hellos[1].header is not None)
             found.update(job_kind.rows(table))
             if kind == "aggregate" and number in (0, 2):
-                far = job.server.processes[1]
+                far = job.processes[1]
                 assert isinstance(far, FarProcess)
                 far.kill()
                 while far.ended() is None:
