@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rows_slash import cpu_seconds, free_bytes
+from rows_slash import BATCHES, EXECUTORS, PARTITIONS, cpu_seconds, free_bytes, timed_job
 from sides import Figure, figure, spread_of
 
 import kdirect
@@ -35,9 +35,6 @@ import kdirect.workloads
 from kdirect_spark import session_builder, slash
 from kdirect_spark.slash import workload_queries
 
-EXECUTORS = 2
-PARTITIONS = 4
-BATCHES = 3
 PATIENCE_S = 240.0
 CHECKPOINTS = "/dev/shm"
 SPARK = {
@@ -156,20 +153,7 @@ def timed_engine(bootstrap: str, setting: Setting, topics: Any) -> tuple[float, 
     name = {"nb11": "q11", "ro_window": "ro"}.get(setting.query, setting.query)
     streams = workload_queries.QUERIES[setting.query][1]
     records = sum(setting.workload.streams[s].among(setting.events) for s in streams)
-    with kdirect.state.run(
-        setting.workload.plan(topics, name),
-        bootstrap,
-        executors=EXECUTORS,
-        until="latest",
-        batch_records=records,
-        snapshot_interval=3_600_000,
-    ) as job:
-        next(job)
-        pids = [process.pid for process in job.processes.values()]
-        before, began = cpu_seconds(pids), time.monotonic()
-        for _ in range(BATCHES - 1):
-            next(job)
-        return time.monotonic() - began, cpu_seconds(pids) - before
+    return timed_job(bootstrap, setting.workload.plan(topics, name), records, "slash", "colocated")
 
 
 def spark_session() -> Any:

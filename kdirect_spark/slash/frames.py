@@ -33,7 +33,11 @@ def frame_of(
     reader = session.readStream if plan.is_streaming else session.read
     control = reader.format(FORMAT).options(**options).load()
     declared = StructType.fromDDL(f"{plan.output_ddl}, {FIGURES_DDL}")
-    columns = Rows(to_arrow_schema(declared, timezone="UTC"), [o.nullable for o in plan.outputs])
+    columns = Rows(
+        to_arrow_schema(declared, timezone="UTC"),
+        [field.type for field in plan.plan.output],
+        [output.nullable for output in plan.outputs],
+    )
     rows = control.mapInArrow(run_task(source, columns), declared, barrier=True)
     rows = rows.observe(name, F.max(FIGURES).alias(FIGURES))
     rows = rows.where(F.col(FIGURES).isNull()).drop(FIGURES)

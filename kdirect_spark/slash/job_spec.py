@@ -6,7 +6,7 @@ Pure.  `accelerate` makes it in the driver, and Spark hands the option to the pl
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from kdirect.errors import ConfigError
@@ -38,19 +38,8 @@ class JobSpec:
         return ENGINE.resolve(self.options)
 
     def to_text(self) -> str:
-        return json.dumps(
-            {
-                "plan": self.plan.to_json(),
-                "inputs": list(self.inputs),
-                "executors": self.executors,
-                "mode": self.mode,
-                "state_dir": self.state_dir,
-                "state_root": self.state_root,
-                "options": self.options,
-                "name": self.name,
-                "logs": self.logs,
-            }
-        )
+        members = {field.name: getattr(self, field.name) for field in fields(self)}
+        return json.dumps(members | {"plan": self.plan.to_json()})
 
     @classmethod
     def from_text(cls, text: str | None) -> JobSpec:

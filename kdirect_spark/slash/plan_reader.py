@@ -2,7 +2,8 @@
 
 The law: either the engine computes the DataFrame's rows exactly as Spark would, or the plan is
 refused with an error that names the node and the remedy.  This file goes through the nodes;
-`below.py`, `aggregation.py` and `joining.py` know what they mean.  Pure: no pyspark, no py4j.
+`below.py`, `aggregation.py` and `joining.py` know what they mean.  Pure: no py4j, and of
+pyspark the types alone.
 """
 
 from __future__ import annotations

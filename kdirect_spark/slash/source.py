@@ -246,7 +246,7 @@ class SlashStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _tell_of_batch(self) -> None:
         """One line for each batch that is done."""
-        if self._job is None:
+        if self._job is None or not self._spec.logs:
             return
         batch, counts, closes = self._job.figures()
         if batch > self._told:

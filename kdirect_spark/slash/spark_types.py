@@ -7,8 +7,8 @@ import re
 from typing import Any
 
 from kdirect.errors import FormatError
-from kdirect.state import schema as types
 from kdirect_spark.slash.refusal import unsupported
+from kdirect_spark.values import spark_type
 
 INTEGERS = {"byte": 8, "short": 16, "integer": 32, "long": 64}  # bits
 DIGITS = {"byte": 3, "short": 5, "integer": 10, "long": 20}  # as Spark takes them for decimals
@@ -17,12 +17,6 @@ _DDL = {
     "byte": "tinyint", "short": "smallint", "integer": "int", "long": "bigint", "float": "float",
     "double": "double", "boolean": "boolean", "string": "string", "binary": "binary",
     "date": "date", "timestamp": "timestamp", "timestamp_ntz": "timestamp_ntz",
-}  # fmt: skip
-_OF_ENGINE = {
-    "int8": "byte", "int16": "short", "int32": "integer", "int64": "long",
-    "uint8": "short", "uint16": "integer", "uint32": "long", "uint64": "decimal(20,0)",
-    "float32": "float", "float64": "double", "bool": "boolean", "string": "string",
-    "binary": "binary", "date32": "date",
 }  # fmt: skip
 _DECIMAL = re.compile(r"decimal\((\d{1,2}),(\d{1,2})\)")
 
@@ -38,13 +32,7 @@ def decimal_of(name: str) -> tuple[int, int] | None:
 
 def spark_name(kind: str) -> str:
     """The name in Spark's JSON of the type that a column of the engine has there."""
-    if kind.startswith("timestamp("):
-        return "timestamp"
-    if kind.startswith("binary["):
-        return "binary"
-    if types.is_decimal(kind):
-        return "decimal({},{})".format(*types.decimal_of(kind))
-    return _OF_ENGINE[kind]
+    return str(spark_type(kind).jsonValue())
 
 
 def engine_ddl(kind: str) -> str:

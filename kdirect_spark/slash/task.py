@@ -20,6 +20,7 @@ from kdirect.state.visitor import Visit, visit
 from kdirect_spark import worker
 from kdirect_spark.slash.batch_service import ask
 from kdirect_spark.slash.control_row import COLUMN, BatchRow, ControlRow, row_of
+from kdirect_spark.values import as_spark_takes
 
 log = logging.getLogger("kdirect_spark")
 
@@ -55,18 +56,20 @@ def figures_of(batch: int, counts: Mapping[str, int], closes: int | None) -> dic
 
 class Rows:
     """Makes Spark's columns of the engine's rows.  `schema` is Arrow's of all columns, as Spark
-    takes them, the figures last; `nullable` says of each of the others whether it may be null."""
+    takes them, the figures last; `kinds` are the engine's types of the others, and `nullable` says
+    of each whether it may be null."""
 
-    def __init__(self, schema: pa.Schema, nullable: Sequence[bool]) -> None:
+    def __init__(self, schema: pa.Schema, kinds: Sequence[str], nullable: Sequence[bool]) -> None:
         self._schema = schema
+        self._kinds = tuple(kinds)
         self._nullable = tuple(nullable)
 
     def of(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Rows of the result."""
         schema = self._schema
         columns = [
-            column if column.type == field.type else _cast(column, field.type)
-            for column, field in zip(batch.columns, schema)
+            column.cast(field.type) if kind.startswith("list<") else as_spark_takes(kind, column)
+            for kind, column, field in zip(self._kinds, batch.columns, schema)
         ]
         figures = schema.field(FIGURES).type
         return pa.record_batch([*columns, pa.nulls(batch.num_rows, figures)], schema=schema)
@@ -86,13 +89,6 @@ def _iso(time_us: int) -> str:
     """A time as Spark writes its watermarks, but with microseconds."""
     since = datetime(1970, 1, 1, tzinfo=timezone.utc) + timedelta(microseconds=time_us)
     return since.isoformat(timespec="microseconds").replace("+00:00", "Z")
-
-
-def _cast(column: pa.Array, wanted: pa.DataType) -> pa.Array:
-    if pa.types.is_timestamp(column.type) and pa.types.is_timestamp(wanted):
-        # Nanoseconds are cut down, as the engine's windows do.
-        return column.cast(pa.timestamp("us"), safe=False).cast(wanted)
-    return column.cast(wanted)
 
 
 def _nothing(kind: pa.DataType, nullable: bool) -> pa.Array:
@@ -139,7 +135,7 @@ def _visit(
     start = int(context.taskAttemptId()) + 1
     found = visit(settings, batch=batch, task=row.task, start=start)
     try:
-        for batch in found.batches():
+        for batch in found.rows:
             if batch.num_rows:
                 yield rows.of(batch)
         if found.executor == 0:

@@ -23,7 +23,7 @@ import json
 import os
 import signal
 from collections import Counter
-from dataclasses import fields
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -77,13 +77,11 @@ def watch(directory: Path) -> None:
     from kdirect.state.visitor import Visit, visit
     from kdirect_spark.slash import task as tasks
 
-    class Handing(Visit):
-        """Tells when its rows have been handed out."""
-
-        def batches(self) -> Any:
-            for batch in super().batches():
-                yield batch
-                kills[0].comes_to("row")
+    def handing(rows: Any) -> Any:
+        """Tells when rows have been handed out."""
+        for batch in rows:
+            yield batch
+            kills[0].comes_to("row")
 
     kills: list[Kills] = []
 
@@ -92,7 +90,7 @@ def watch(directory: Path) -> None:
         kills[0].comes_to("arrive")
         found = visit(settings, batch=batch, task=task, start=start, observer=kills[0])
         kills[0].comes_to("handed")
-        return Handing(**{field.name: getattr(found, field.name) for field in fields(found)})
+        return replace(found, rows=handing(found.rows))
 
     tasks.visit = observed
 

@@ -261,7 +261,7 @@ class PlannedWorld(World):
             self.lose_gang_of(link)
             return
         try:
-            self.crew.meets(link, message.executor)  # type: ignore[arg-type]
+            self.crew.check(link, message)  # type: ignore[arg-type]
         except StateProtocolError:
             link.close()
             self.lose_gang_of(link)
@@ -303,7 +303,7 @@ class PlannedWorld(World):
 
     def plan_batch(self, plan: Planned) -> None:
         self.event(plan)
-        self.crew.forget(plan.number)
+        self.crew.planned(plan.number)
 
     def ends(self) -> Ends:
         return ends_of({tp: len(rows) for tp, rows in self.rows.items()}, self.now)

@@ -16,7 +16,7 @@ from kdirect.state import coordinator, messages, planned_job
 from kdirect.state.batches import BatchRecord, Commit, Partition, Progress, Range
 from kdirect.state.crew import VisitingCrew
 from kdirect.state.job import Finish, Job, Planned, Settings
-from kdirect.state.messages import Arrived, Stop
+from kdirect.state.messages import Arrived, Hello, Stop
 from kdirect.state.windows import TIME_MIN
 from tests.schedules import found_at
 from tests.state import jobs, planned_mistakes, simulate_planned
@@ -250,17 +250,21 @@ def test_one_whose_place_was_taken_does_not_wait_for_ever() -> None:
     assert "start_timeout" in told(two)
 
 
+def hello(executor: int) -> Hello:
+    return Hello(executor=executor, token="", process_id=1, host="h", address={}, header=None)
+
+
 def test_a_gang_that_has_lost_one_is_over() -> None:
     crew, _ = crew_of()
     doors = [Door(), Door()]
     for i, door in enumerate(doors):
         crew.arrived(0, arrived(i), door)
     with pytest.raises(StateProtocolError, match="executor 1, which it is not"):
-        crew.meets(doors[0], 1)  # type: ignore[arg-type]
+        crew.check(doors[0], hello(1))  # type: ignore[arg-type]
     assert crew.lost(doors[1])  # type: ignore[arg-type]
     assert not any(door.coordinator_open for door in doors)
     with pytest.raises(StateProtocolError):
-        crew.meets(doors[0], 0)  # type: ignore[arg-type]
+        crew.check(doors[0], hello(0))  # type: ignore[arg-type]
     assert not crew.lost(doors[0])  # type: ignore[arg-type]
 
 
@@ -269,8 +273,8 @@ def test_a_new_gang_ends_those_of_the_one_before_that_have_not_said_hello() -> N
     old, new = Door(), Door()
     assert crew.arrived(0, arrived(0), old) and crew.arrived(0, arrived(0, start=2), new)
     assert not old.coordinator_open and new.coordinator_open
-    crew.tell_waiting(Stop(attempt=0))
-    crew.meets(new, 0)  # type: ignore[arg-type]
+    crew.job_ended(Stop(attempt=0))
+    crew.check(new, hello(0))  # type: ignore[arg-type]
 
 
 def test_an_error_that_ends_the_job_keeps_its_class_on_the_way() -> None:

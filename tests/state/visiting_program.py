@@ -44,7 +44,7 @@ def main(given: dict[str, Any]) -> int:
         print(json.dumps({"error": type(e).__name__, "message": e.message, "hint": e.hint}))
         return 1
     with pa.ipc.new_file(given["output"], found.rows.schema) as writer:
-        for batch in found.batches():
+        for batch in found.rows:
             writer.write_batch(batch)
     print(json.dumps({"executor": found.executor, "counts": dict(found.counts)}))
     return 0

@@ -36,7 +36,7 @@ from kdirect.format.bad_values import SAMPLES
 from kdirect.state import coordinator, job, messages, part_transfer, planned_job, snapshots
 from kdirect.state.batches import NO_BATCH, BatchRecord, Commit, Partition, Range
 from kdirect.state.control import ControlConnection, ControlListener
-from kdirect.state.crew import Crew, VisitingCrew
+from kdirect.state.crew import Crew
 from kdirect.state.directory import JobDirectory
 from kdirect.state.heartbeat import Watch
 from kdirect.state.part_transfer import Arriving
@@ -224,11 +224,6 @@ class CoordinatorServer:
         after = self._job.after
         return after.closes if after and TIME_MIN < after.closes < TIME_MAX else None
 
-    @property
-    def last(self) -> int:
-        """The newest batch that was begun."""
-        return self._job.last
-
     def plan(
         self,
         number: int,
@@ -240,8 +235,7 @@ class CoordinatorServer:
         """Of a planned job: this batch is to run when its executors have come, and all batches
         before it are committed.  Raises what ended the job, or ends it now."""
         self._event(job.Planned(number, ranges, ends, self._now_us(), closes_all))
-        if isinstance(self._crew, VisitingCrew):
-            self._crew.forget(number)
+        self._crew.planned(number)
         if self.finished is not None and self.finished.error is not None:
             raise self.finished.error
 
@@ -381,7 +375,7 @@ class CoordinatorServer:
             self._lose_gang_of(stranger)
             return
         del self._strangers[stranger]
-        if isinstance(self._crew, VisitingCrew) and isinstance(hello, messages.Failed):
+        if self._crew.comes_together and isinstance(hello, messages.Failed):
             log.warning("executor %d failed before it began: %s", hello.executor, hello.message)
             stranger.close()
             self._lose_gang_of(stranger)
@@ -399,13 +393,11 @@ class CoordinatorServer:
     def _deal(self, stranger: ControlConnection, said: messages.Arrived) -> None:
         """A process has come for a batch of a planned job.  The last one of the batch lets all say
         hello."""
-        if not isinstance(self._crew, VisitingCrew):
-            raise StateProtocolError("this job starts its executors itself")
-        del self._strangers[stranger]
         planned = self._job.planned
         batch = NO_BATCH if planned is None else planned.number
         deadline = time.monotonic() + HELLO_TIMEOUT_S
         dealt = self._crew.arrived(batch, said, stranger)
+        del self._strangers[stranger]
         if dealt:  # whoever is here is of a gang before
             self._lose_all()
         for executor, connection in dealt:
@@ -415,7 +407,7 @@ class CoordinatorServer:
 
     def _lose_gang_of(self, stranger: ControlConnection) -> None:
         """A process ended before its hello: the others of its gang wait for what never comes."""
-        if isinstance(self._crew, VisitingCrew) and self._crew.lost(stranger):
+        if self._crew.lost(stranger):
             self._lose_all()
 
     def _lose_all(self) -> None:
@@ -446,19 +438,8 @@ class CoordinatorServer:
                 f"it wants to be executor {hello.executor} of a job of {executors}: start"
                 " it with the settings that the launcher gets"
             )
-        if isinstance(self._crew, VisitingCrew):
-            if isinstance(hello, messages.Hello):
-                self._crew.meets(peer, hello.executor)
-            return
-        if isinstance(hello, messages.Hello) and hello.start < self._crew.least_start(
-            hello.executor
-        ):
-            with contextlib.suppress(StateProtocolError):
-                peer.put(messages.encode(messages.Stop(attempt=self._job.attempt)))
-            raise StateProtocolError(
-                f"executor {hello.executor} on {hello.host} (process {hello.process_id}) was"
-                " replaced by another process: it is told to stop"
-            )
+        if isinstance(hello, messages.Hello):
+            self._crew.check(peer, hello)
 
     def _hear(self, executor: int, connection: ControlConnection) -> None:
         """Treat all that has come from an executor."""
@@ -513,7 +494,7 @@ class CoordinatorServer:
         self._give_up_output()
         is_of_gang = executor in self._job.hellos and self.finished is None
         self._event(job.Lost(executor))
-        if is_of_gang and isinstance(self._crew, VisitingCrew):
+        if is_of_gang and self._crew.comes_together:
             # The others would wait for it: no process comes alone.
             self._crew.give_up()
             self._lose_all()
@@ -623,8 +604,7 @@ class CoordinatorServer:
                     self._forget(number, batches)
                 case job.Finish():
                     self.finished = effect
-                    if isinstance(self._crew, VisitingCrew):
-                        self._crew.tell_waiting(self._farewell())
+                    self._crew.job_ended(self._farewell())
 
     def _write_attempt(self, attempt: int) -> None:
         """Of a planned job each batch is an attempt: a file is written for many of them at once."""

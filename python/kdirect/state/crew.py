@@ -17,14 +17,13 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Protocol
 
 from kdirect.errors import StateError, StateProtocolError, TimedOutError
 from kdirect.state import job
 from kdirect.state.control import ControlConnection
 from kdirect.state.executor import ExecutorSettings
 from kdirect.state.launcher import ExecutorProcess, Launcher
-from kdirect.state.messages import Arrived, Stop, encode
+from kdirect.state.messages import Arrived, Hello, Stop, encode
 from kdirect.state.planned_job import deal_executors
 
 log = logging.getLogger("kdirect.state")
@@ -32,15 +31,28 @@ log = logging.getLogger("kdirect.state")
 STOP_TIMEOUT_S = 10.0  # for all executors to leave by themselves
 
 
-class Crew(Protocol):
-    """The processes of a job.  One thread."""
+class Crew:
+    """The processes of a job.  One thread.  What a kind of crew has no part in does nothing."""
+
+    # Do processes come all together, so that none of them stays when one is lost?
+    comes_together = False
 
     def watch(self, state: job.Job) -> None:
         """See to it that every executor has a process.  Called at each turn; raises what ends the
         job."""
 
-    def least_start(self, executor: int) -> int:
-        """A process of this executor with an older number has been replaced."""
+    def planned(self, batch: int) -> None:
+        """This batch is to run: whoever waits for another one waits in vain."""
+
+    def arrived(
+        self, batch: int, said: Arrived, connection: ControlConnection
+    ) -> list[tuple[int, ControlConnection]]:
+        """A process has come for a batch, and `batch` is the one that is planned.  When it is the
+        last of all, the executor that each of them becomes."""
+        raise StateProtocolError("this job starts its executors itself")
+
+    def check(self, connection: ControlConnection, hello: Hello) -> None:
+        """StateProtocolError if this is not the process that is waited for as this executor."""
 
     def came(self, executor: int) -> None:
         """A process has said hello as this executor."""
@@ -48,17 +60,27 @@ class Crew(Protocol):
     def hangs(self, executor: int, why: str) -> None:
         """Part with the process of an executor: it is stopped, or waits for what never comes."""
 
+    def lost(self, connection: ControlConnection) -> bool:
+        """A connection ended before a hello.  Do those that said theirs wait for it in vain?"""
+        return False
+
+    def give_up(self) -> None:
+        """One of those who came together is lost."""
+
     def did_batch(self) -> None:
         """An executor has done a batch."""
 
     def begins_attempt(self) -> None:
         """All executors are to come, or to come back."""
 
+    def job_ended(self, stop: Stop) -> None:
+        """Whoever waits is to hear why."""
+
     def close(self) -> None:
         """End all processes."""
 
 
-class LaunchedCrew:
+class LaunchedCrew(Crew):
     """See the module.  `executor_settings` gives what a process of an executor must know."""
 
     def __init__(
@@ -90,8 +112,14 @@ class LaunchedCrew:
         """The executors' processes that were started last."""
         return self._processes
 
-    def least_start(self, executor: int) -> int:
-        return self._starts[executor]
+    def check(self, connection: ControlConnection, hello: Hello) -> None:
+        if hello.start < self._starts[hello.executor]:
+            with contextlib.suppress(StateProtocolError):
+                connection.put(encode(Stop(attempt=0)))
+            raise StateProtocolError(
+                f"executor {hello.executor} on {hello.host} (process {hello.process_id}) was"
+                " replaced by another process: it is told to stop"
+            )
 
     def came(self, executor: int) -> None:
         self._came.add(executor)
@@ -168,7 +196,7 @@ class LaunchedCrew:
         self._processes.clear()
 
 
-class VisitingCrew:
+class VisitingCrew(Crew):
     """See the module.  A *gang* is the processes that come together for a batch, one for each
     executor; a later gang takes the place of one before, of which no process is waited for then.
 
@@ -177,6 +205,8 @@ class VisitingCrew:
     waits: for no longer than `start_timeout_s`.  Then whoever started it starts another gang.
 
     A connection belongs to the crew from `arrived` until it is dealt."""
+
+    comes_together = True
 
     def __init__(
         self, executors: int, start_timeout_s: float, clock: Callable[[], float] = time.monotonic
@@ -193,9 +223,7 @@ class VisitingCrew:
     def arrived(
         self, batch: int, said: Arrived, connection: ControlConnection
     ) -> list[tuple[int, ControlConnection]]:
-        """A process has come for a batch, and `batch` is the one that is planned.  When it is the
-        last of its gang, the executor that each of them becomes."""
-        self.forget(batch)
+        self.planned(batch)
         old = self._waiting.get(said.task)
         if said.batch != batch:
             _refuse(connection, f"batch {said.batch} is not the one that is planned")
@@ -217,8 +245,7 @@ class VisitingCrew:
         self._dealt = {gang[task][1]: executor for task, executor in dealt.items()}
         return [(executor, gang[task][1]) for task, executor in sorted(dealt.items())]
 
-    def forget(self, batch: int) -> None:
-        """Of those who wait, whoever came for another batch than this one has come in vain."""
+    def planned(self, batch: int) -> None:
         for task, (said, connection) in list(self._waiting.items()):
             if said.batch != batch:
                 _refuse(connection, f"batch {said.batch} is not the one that is planned")
@@ -232,38 +259,22 @@ class VisitingCrew:
                 connection.close()
                 del self._waiting[task]
 
-    def meets(self, connection: ControlConnection, executor: int) -> None:
-        """A hello as this executor came on a connection.  StateProtocolError if it was not dealt
-        this executor, or is of a gang before the last."""
-        if self._dealt.get(connection) != executor:
-            raise StateProtocolError(f"it says hello as executor {executor}, which it is not")
+    def check(self, connection: ControlConnection, hello: Hello) -> None:
+        """One that was not dealt this executor, or is of a gang before the last, is refused."""
+        if self._dealt.get(connection) != hello.executor:
+            raise StateProtocolError(f"it says hello as executor {hello.executor}, which it is not")
         del self._dealt[connection]
 
     def lost(self, connection: ControlConnection) -> bool:
-        """A connection ended before a hello.  Was it one of the last gang?  Then the gang is over:
-        those that have said hello wait for what never comes."""
         if connection not in self._dealt:
             return False
         self.give_up()
         return True
 
     def give_up(self) -> None:
-        """The last gang has lost one."""
         for connection in self._dealt:
             connection.close()
         self._dealt.clear()
-
-    def least_start(self, executor: int) -> int:
-        return 0
-
-    def came(self, executor: int) -> None:
-        pass
-
-    def did_batch(self) -> None:
-        pass
-
-    def begins_attempt(self) -> None:
-        pass
 
     def watch(self, state: job.Job) -> None:
         self._forget_gone()
@@ -289,8 +300,7 @@ class VisitingCrew:
         self._waiting.clear()
         self.give_up()
 
-    def tell_waiting(self, stop: Stop) -> None:
-        """The job has ended: whoever waits hears why."""
+    def job_ended(self, stop: Stop) -> None:
         for _, connection in self._waiting.values():
             _tell_last(connection, stop)
         self._waiting.clear()

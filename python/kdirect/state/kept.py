@@ -86,9 +86,7 @@ class KeptState:
     @contextlib.contextmanager
     def output(self, batch: int) -> Iterator[memoryview]:
         """The kept rows of `batch`, as an Arrow stream."""
-        found = self._kept_output()
-        if found is None or found[0] != batch:
-            raise StateError(f"executor {self._executor} does not keep the output of batch {batch}")
+        self._check_kept(batch)
         with open(self._output, "rb") as file:
             mapped = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
         view = memoryview(mapped)
@@ -101,9 +99,7 @@ class KeptState:
     def rows(self, batch: int) -> pa.RecordBatchReader:
         """The kept rows of `batch`, mapped for as long as any of them is held: what replaces or
         removes the file changes nothing of them."""
-        found = self._kept_output()
-        if found is None or found[0] != batch:
-            raise StateError(f"executor {self._executor} does not keep the output of batch {batch}")
+        self._check_kept(batch)
         return pa.ipc.open_stream(pa.memory_map(str(self._output)))
 
     def belong(self, owner: Owner) -> None:
@@ -149,6 +145,11 @@ class KeptState:
         if header.phase is Phase.DONE and self._kept_output() != (header.batch, header.after):
             return None
         return header
+
+    def _check_kept(self, batch: int) -> None:
+        found = self._kept_output()
+        if found is None or found[0] != batch:
+            raise StateError(f"executor {self._executor} does not keep the output of batch {batch}")
 
     def _kept_output(self) -> tuple[int, Progress] | None:
         try:

@@ -24,19 +24,19 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
 from kdirect.errors import KdirectError, StateError
-from kdirect.state import exchange, heartbeat, job, part_transfer
+from kdirect.state import exchange, job
 from kdirect.state.batches import Partition, Range
 from kdirect.state.control import ControlListener, close_in_children, new_token
 from kdirect.state.coordinator_server import CoordinatorServer
 from kdirect.state.crew import VisitingCrew
 from kdirect.state.directory import JobDirectory
 from kdirect.state.executor import ExecutorSettings
-from kdirect.state.plan import Plan, identity_of
+from kdirect.state.job_setup import executor_settings, job_file, welcome_options
+from kdirect.state.plan import Plan
 
 log = logging.getLogger("kdirect.state")
 
@@ -63,7 +63,7 @@ class PlannedJob:
         mode: str = "slash",
         caller: str = "",
     ) -> None:
-        self.plan_of_job = plan
+        self._plan = plan
         self._source = dict(source)
         self._options = options
         self._executors = executors
@@ -75,12 +75,8 @@ class PlannedJob:
             options["exchange"], options["provider"]
         )
         with contextlib.ExitStack() as opened:
-            job_file = {
-                "plan": identity_of(plan),
-                "overflow": getattr(plan, "overflow", None),
-                "caller": caller,
-            }
-            self._directory = JobDirectory.open(directory, job_file, plan_hash=plan.hash)
+            description = job_file(plan, caller=caller)
+            self._directory = JobDirectory.open(directory, description, plan_hash=plan.hash)
             opened.callback(self._directory.close)
             self._mapped = self._directory.map_state(options["state_memory"])
             opened.callback(self._leave_memory)
@@ -108,9 +104,9 @@ class PlannedJob:
 
     def _settings(self) -> job.Settings:
         return job.Settings(
-            plan=self.plan_of_job,
+            plan=self._plan,
             executors=self._executors,
-            options=self._for_executors(),
+            options=welcome_options(self._directory, self._options, self._source, self._mode),
             snapshot_interval_us=int(self._options["snapshot_interval"]) * 1000,
             is_planned=True,
         )
@@ -120,27 +116,15 @@ class PlannedJob:
     @property
     def settings(self) -> ExecutorSettings:
         """What a process must know to come: it holds the token of the job."""
-        options = self._options
-        host, port = self._address
-        return ExecutorSettings(
-            host=options["advertised_address"] or host,
-            port=port,
+        return executor_settings(
+            self._options,
+            address=self._address,
             token=self._token,
             executor=0,
             executors=self._executors,
-            memory=str(self._mapped.path),
+            memory=self._mapped.path,
             exchange=self.exchange,
-            provider=options["provider"],
-            slots=options["slots"],
-            slot_bytes=options["slot_bytes"],
-            state_limit=options["state_limit"],
-            fragment_limit=options["fragment_limit"],
         )
-
-    @property
-    def identity(self) -> str:
-        """The random name of the job, made at its first start."""
-        return self._directory.identity
 
     @property
     def directory(self) -> Path:
@@ -150,11 +134,6 @@ class PlannedJob:
     def memory(self) -> Path:
         """Where executors map their state."""
         return self._mapped.path
-
-    @property
-    def last(self) -> int:
-        """The newest batch that was begun; NO_BATCH for none."""
-        return self._call(lambda: self._server.last)
 
     def plan(
         self,
@@ -288,19 +267,3 @@ class PlannedJob:
             self._mapped.remove()
         else:
             self._mapped.close()
-
-    def _for_executors(self) -> dict[str, Any]:
-        options = self._options
-        return {
-            "source": self._source,
-            "owner": asdict(self._directory.owner),
-            "snapshots": str(self._directory.snapshots.resolve()),
-            "snapshots_mark": part_transfer.leave_mark(self._directory.snapshots),
-            "heartbeat_interval_ms": int(
-                heartbeat.interval_s(options["stall_timeout"] / 1e3) * 1e3
-            ),
-            "mode": self._mode,
-            "adaptive_ratio": options["adaptive_ratio"],
-            "epoch_bytes": options["epoch_bytes"],
-            "block_rows": options["block_rows"],
-        }

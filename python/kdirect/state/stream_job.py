@@ -19,7 +19,6 @@ import contextlib
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -29,16 +28,17 @@ from kdirect.client.session import Session, connect
 from kdirect.errors import ConfigError, StateError, UnknownTopicError
 from kdirect.model import TopicPartition
 from kdirect.options import ENGINE
-from kdirect.state import exchange, heartbeat, job, part_transfer
+from kdirect.state import exchange, job
 from kdirect.state.batches import Partition, Range
 from kdirect.state.control import ControlListener, new_token
 from kdirect.state.coordinator_server import CoordinatorServer
 from kdirect.state.crew import LaunchedCrew
 from kdirect.state.directory import JobDirectory
 from kdirect.state.executor import ExecutorSettings
+from kdirect.state.job_setup import executor_settings, job_file, welcome_options
 from kdirect.state.launcher import ExecutorProcess, Launcher, LocalLauncher
 from kdirect.state.mapped import MappedDirectory
-from kdirect.state.plan import VPARTS, Plan, identity_of
+from kdirect.state.plan import VPARTS, Plan
 from kdirect.state.strict import shown
 
 MODES = ("slash", "uppar")
@@ -128,8 +128,7 @@ class StateJob:
         self._source = dict(source)
         try:
             self._session = connect(source)
-            job_file = {"plan": identity_of(plan), "overflow": getattr(plan, "overflow", None)}
-            self._directory = JobDirectory.open(directory, job_file, plan_hash=plan.hash)
+            self._directory = JobDirectory.open(directory, job_file(plan), plan_hash=plan.hash)
             self._mapped = self._directory.map_state(options["state_memory"])
             self._server = self._coordinator(
                 mode, is_split=is_split, until=until, launcher=launcher
@@ -148,7 +147,7 @@ class StateJob:
         settings = job.Settings(
             plan=self.plan,
             executors=self._executors,
-            options=self._for_executors(mode),
+            options=welcome_options(self._directory, options, self._source, mode),
             starts=self._directory.starts(lambda: self._starts(ends)) if is_new else {},
             until={tp: r.end for tp, r in ends.items()} if until else None,
             is_split=is_split,
@@ -317,40 +316,15 @@ class StateJob:
         latest = self._options["starting_offsets"] == "latest"
         return {tp: r.end if latest else r.start for tp, r in ends.items()}
 
-    def _for_executors(self, mode: str) -> dict[str, Any]:
-        assert self._directory is not None
-        options = self._options
-        return {
-            "source": self._source,
-            "owner": asdict(self._directory.owner),
-            "snapshots": str(self._directory.snapshots.resolve()),
-            "snapshots_mark": part_transfer.leave_mark(self._directory.snapshots),
-            "heartbeat_interval_ms": int(
-                heartbeat.interval_s(options["stall_timeout"] / 1e3) * 1e3
-            ),
-            "mode": mode,
-            "adaptive_ratio": options["adaptive_ratio"],
-            "epoch_bytes": options["epoch_bytes"],
-            "block_rows": options["block_rows"],
-        }
-
     def _executor_settings(self, executor: int) -> ExecutorSettings:
-        options = self._options
-        host, port = self._address
-        host = options["advertised_address"] or host
-        return ExecutorSettings(
-            host=host,
-            port=port,
+        return executor_settings(
+            self._options,
+            address=self._address,
             token=self._token,
             executor=executor,
             executors=self._executors,
-            memory=str(self.memory),
+            memory=self.memory,
             exchange=self.exchange,
-            provider=options["provider"],
-            slots=options["slots"],
-            slot_bytes=options["slot_bytes"],
-            state_limit=options["state_limit"],
-            fragment_limit=options["fragment_limit"],
         )
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -32,17 +32,14 @@ _STATE = re.compile(r"state-(\d{1,3})")
 class Visit:
     """What a process has of a batch that all executors have done: its own part of the rows, and the
     counts of all executors (`docs/metrics.md`, state).  `closes`: the event time in microseconds
-    below which all windows were emitted; None before the first and after the last."""
+    below which all windows were emitted; None before the first and after the last.  `rows` are
+    views of the kept output."""
 
     executor: int
     batch: int
     counts: Mapping[str, int]
     closes: int | None
     rows: pa.RecordBatchReader
-
-    def batches(self) -> Iterator[pa.RecordBatch]:
-        """The rows, as views of the kept output."""
-        yield from self.rows
 
 
 def visit(
