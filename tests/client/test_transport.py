@@ -8,6 +8,9 @@ that a machine with an RNIC answers alike.
 from __future__ import annotations
 
 import logging
+import os
+import signal
+import threading
 
 import pytest
 
@@ -87,4 +90,19 @@ def test_a_broker_without_a_device_refuses_verbs_with_the_reason_and_serves_on(
     connection.close()
     session = open_session(broker.bootstrap_servers)
     assert session.transport == "shm"
+    session.close()
+
+
+def test_another_broker_is_asked_where_the_first_ends_during_the_proof(broker_process) -> None:
+    brokers = {(b := broker_process()).bootstrap_servers: b for _ in range(2)}
+    session = open_session(",".join(brokers))
+    control = session.cluster.control_connection()
+    asked = brokers[f"{control.host}:{control.port}"]
+    os.kill(asked.pid, signal.SIGSTOP)  # so it ends with the question unanswered
+    end = threading.Timer(0.5, asked.kill)
+    end.start()
+    try:
+        assert session.transport == "shm"
+    finally:
+        end.join()
     session.close()

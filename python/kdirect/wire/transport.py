@@ -174,12 +174,16 @@ class Transports:
         return self._at((connection.host, connection.port))
 
     def first(self) -> BrokerTransport:
-        """The transport to the broker that answered first, chosen."""
+        """The transport to the broker that answered first, chosen.  Where that broker ends while a
+        READ is being proven, another one is asked."""
         if self._first is None:
-            connection = self._cluster.control_connection()
-            first = self.to(connection)
-            first.name(connection)
-            self._first = first
+
+            def choose(connection: Connection, _left_ms: float) -> BrokerTransport:
+                chosen = self.to(connection)
+                chosen.name(connection)
+                return chosen
+
+            self._first = self._cluster.ask_any(choose)
         return self._first
 
     def name(self, tp: TopicPartition, *, closest: bool = False) -> str:
