@@ -1,8 +1,8 @@
 """The DataFrame of an accelerated query: control rows, tasks, figures, and what Spark still does.
 
 Law: pure Spark API.  The stage of the tasks ends in an exchange: Spark runs a failed barrier stage
-again if its output goes into a shuffle, and ends the query if it does not.  The exchange goes by
-hash, because a round robin would sort the rows first.
+again if its output goes into a shuffle, and ends the query if it does not.  Rows go through it in
+chunks, by the hash of a chunk's number, because a round robin would sort them first.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from typing import Any
 
 from kdirect_spark.slash.slash_plan import SlashPlan
 from kdirect_spark.slash.source import FORMAT, KdirectSlashSource
-from kdirect_spark.slash.spark_types import quoted
-from kdirect_spark.slash.task import FIGURES, FIGURES_DDL, Rows, run_task
+from kdirect_spark.slash.task import CHUNK, FIGURES, FIGURES_DDL, Chunks, run_task
+
+POSITION = "position"
 
 
 def frame_of(
@@ -27,22 +28,50 @@ def frame_of(
     clients; `name`: of the observed figures."""
     from pyspark.sql import functions as F
     from pyspark.sql.pandas.types import to_arrow_schema
-    from pyspark.sql.types import StructType
+    from pyspark.sql.types import ArrayType, LongType, StructField, StructType
 
     session.dataSource.register(KdirectSlashSource)
     reader = session.readStream if plan.is_streaming else session.read
     control = reader.format(FORMAT).options(**options).load()
-    declared = StructType.fromDDL(f"{plan.output_ddl}, {FIGURES_DDL}")
-    columns = Rows(
-        to_arrow_schema(declared, timezone="UTC"),
-        [field.type for field in plan.plan.output],
-        [output.nullable for output in plan.outputs],
+    columns = StructType.fromDDL(plan.output_ddl).fields
+    arrays = [f"column{i}" for i in range(len(columns))]
+    declared = StructType(
+        [
+            StructField(CHUNK, LongType(), False),
+            *(
+                StructField(name, ArrayType(column.dataType, column.nullable), False)
+                for name, column in zip(arrays, columns)
+            ),
+            *StructType.fromDDL(FIGURES_DDL).fields,
+        ]
     )
-    rows = control.mapInArrow(run_task(source, columns), declared, barrier=True)
+    chunks = Chunks(
+        to_arrow_schema(declared, timezone="UTC"), [field.type for field in plan.plan.output]
+    )
+    rows = control.mapInArrow(run_task(source, chunks), declared, barrier=True)
     rows = rows.observe(name, F.max(FIGURES).alias(FIGURES))
-    rows = rows.where(F.col(FIGURES).isNull()).drop(FIGURES)
     partitions = int(session.conf.get("spark.sql.shuffle.partitions"))
-    rows = rows.repartition(partitions, F.col(quoted(plan.outputs[0].name)))
+    rows = rows.drop(FIGURES).repartition(partitions, F.col(CHUNK))
+    # One generator gives the rows, and every other column is taken from its array by position.  The
+    # row of figures, whose arrays are empty, goes through the exchange too: the adaptive execution
+    # drops the stage before an exchange that is empty from the plan, and with it what was observed.
+    first, *others = arrays
+    rows = rows.select(F.posexplode_outer(first).alias(POSITION, first), *others)
+    rows = rows.where(F.col(POSITION).isNotNull())
+    elements = [F.col(first), *(F.expr(f"{other}[{POSITION}]") for other in others)]
+    rows = rows.select(*(_declared(element, column) for element, column in zip(elements, columns)))
     if plan.having is not None:
         rows = rows.where(F.expr(plan.having))
     return rows.select(*(F.expr(c.sql).cast(c.type).alias(c.name) for c in plan.columns))
+
+
+def _declared(element: Any, column: Any) -> Any:
+    """An element of an array as the column that it is of: null only where that may be null, which
+    Spark does not see."""
+    from pyspark.sql import functions as F
+    from pyspark.sql.types import ArrayType
+
+    if not column.nullable:
+        empty = F.array() if isinstance(column.dataType, ArrayType) else F.lit(0)
+        element = F.coalesce(element, empty.cast(column.dataType))
+    return element.alias(column.name)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta, timezone
+from itertools import count
 from typing import Any
 
 import pyarrow as pa
@@ -24,7 +25,9 @@ from kdirect_spark.values import as_spark_takes
 
 log = logging.getLogger("kdirect_spark")
 
-FIGURES = "figures"  # the column of figures of a batch; null in rows of the result
+CHUNK_ROWS = 1 << 14
+CHUNK = "chunk"  # the column of their numbers, by which they are dealt in the exchange
+FIGURES = "figures"  # the column of figures of a batch; null in chunks of the result
 # Names in the figures, and where they come from: counts of the engine (docs/metrics.md, state).
 COUNTS = {
     "rows": "rows",
@@ -54,35 +57,42 @@ def figures_of(batch: int, counts: Mapping[str, int], closes: int | None) -> dic
     return found
 
 
-class Rows:
-    """Makes Spark's columns of the engine's rows.  `schema` is Arrow's of all columns, as Spark
-    takes them, the figures last; `kinds` are the engine's types of the others, and `nullable` says
-    of each whether it may be null."""
+class Chunks:
+    """Makes rows of Spark of the engine's rows: each holds up to CHUNK_ROWS of them, as an array of
+    each column.
 
-    def __init__(self, schema: pa.Schema, kinds: Sequence[str], nullable: Sequence[bool]) -> None:
+    Between the tasks and the exchange, Spark works row by row.  It takes a third less for the whole
+    way of a row when it moves arrays and takes them apart behind the exchange
+    (`kdirect_spark.slash.frames`).  `schema` is Arrow's: the number of the chunk, the arrays, the
+    figures; `kinds` are the engine's types of the columns."""
+
+    def __init__(self, schema: pa.Schema, kinds: Sequence[str]) -> None:
         self._schema = schema
         self._kinds = tuple(kinds)
-        self._nullable = tuple(nullable)
 
-    def of(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Rows of the result."""
-        schema = self._schema
-        columns = [
-            column.cast(field.type) if kind.startswith("list<") else as_spark_takes(kind, column)
-            for kind, column, field in zip(self._kinds, batch.columns, schema)
-        ]
-        figures = schema.field(FIGURES).type
-        return pa.record_batch([*columns, pa.nulls(batch.num_rows, figures)], schema=schema)
+    def of(self, batch: pa.RecordBatch, numbers: Iterator[int]) -> pa.RecordBatch:
+        """Chunks of rows of the result, each with the next of `numbers`.  No column is copied."""
+        ends = [*range(0, batch.num_rows, CHUNK_ROWS), batch.num_rows]
+        offsets = pa.array(ends, pa.int32())
+        rows = len(ends) - 1
+        number, *fields, figures = self._schema
+        columns = [pa.array([next(numbers) for _ in range(rows)], number.type)]
+        for kind, column, field in zip(self._kinds, batch.columns, fields):
+            values = (
+                column.cast(field.type.value_type)
+                if kind.startswith("list<")
+                else as_spark_takes(kind, column)
+            )
+            columns.append(pa.ListArray.from_arrays(offsets, values, type=field.type))
+        columns.append(pa.nulls(rows, figures.type))
+        return pa.record_batch(columns, schema=self._schema)
 
     def figures(self, visit: Visit) -> pa.RecordBatch:
         """The row of figures, which executor 0 gives."""
         found = figures_of(visit.batch, visit.counts, visit.closes)
-        schema = self._schema
-        columns = [
-            _nothing(field.type, nullable) for field, nullable in zip(schema, self._nullable)
-        ]
-        figures = pa.array([found], schema.field(FIGURES).type)
-        return pa.record_batch([*columns, figures], schema=schema)
+        number, *fields, figures = self._schema
+        columns = [pa.array([0], number.type), *(pa.array([[]], field.type) for field in fields)]
+        return pa.record_batch([*columns, pa.array([found], figures.type)], schema=self._schema)
 
 
 def _iso(time_us: int) -> str:
@@ -91,33 +101,20 @@ def _iso(time_us: int) -> str:
     return since.isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
-def _nothing(kind: pa.DataType, nullable: bool) -> pa.Array:
-    """A value for the row of figures, which nobody reads; not null where the column may not be."""
-    if nullable:
-        return pa.nulls(1, kind)
-    if pa.types.is_list(kind):
-        return pa.array([[]], kind)
-    if pa.types.is_string(kind) or pa.types.is_binary(kind):
-        return pa.array([""]).cast(kind)
-    if pa.types.is_boolean(kind):
-        return pa.array([False])
-    return pa.array([0]).cast(kind)
-
-
-def run_task(source: dict[str, Any], rows: Rows) -> Any:
-    """The function for `mapInArrow`: control rows in, result rows out.  `source`: the settings of
-    the clients, whose connections are kept."""
+def run_task(source: dict[str, Any], chunks: Chunks) -> Any:
+    """The function for `mapInArrow`: control rows in, chunks of the result out.  `source`: the
+    settings of the clients, whose connections are kept."""
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for text in batch.column(COLUMN).to_pylist():
-                yield from _visit(row_of(text), source, rows)
+                yield from _visit(row_of(text), source, chunks)
 
     return run
 
 
 def _visit(
-    row: ControlRow | BatchRow, source: dict[str, Any], rows: Rows
+    row: ControlRow | BatchRow, source: dict[str, Any], chunks: Chunks
 ) -> Iterator[pa.RecordBatch]:
     from pyspark import BarrierTaskContext
 
@@ -134,11 +131,12 @@ def _visit(
     batch = 0 if isinstance(row, BatchRow) else row.batch
     start = int(context.taskAttemptId()) + 1
     found = visit(settings, batch=batch, task=row.task, start=start)
+    numbers = count(found.executor, executors)
     try:
         for batch in found.rows:
             if batch.num_rows:
-                yield rows.of(batch)
+                yield chunks.of(batch, numbers)
         if found.executor == 0:
-            yield rows.figures(found)
+            yield chunks.figures(found)
     finally:
         worker.settle()
