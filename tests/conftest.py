@@ -12,7 +12,6 @@ integration sets it) makes a skipped test fail, but for one whose reason begins 
 from __future__ import annotations
 
 import gc
-import importlib.util
 import os
 import random
 import shutil
@@ -24,9 +23,8 @@ import pytest
 from hypothesis import settings
 
 from tests import beside
-from tests.support import BrokerProcess
+from tests.support import BrokerProcess, jars_module
 
-ROOT = Path(__file__).resolve().parent.parent
 JARS = {"broker_jars", "connector_jars"}
 MAY_SKIP = ("needs root", "needs an RNIC")
 IN_CI = os.environ.get("CI", "").lower() not in ("", "0", "false")
@@ -135,19 +133,14 @@ def kcat() -> str:
     return found
 
 
-def _jars(kind: str) -> list[Path]:
-    # By its path, because the benchmark's modules are not a package that is installed.
-    spec = importlib.util.spec_from_file_location(
-        "kdirect_test_jars", ROOT / "bench/versus/jars.py"
-    )
-    assert spec is not None and spec.loader is not None
-    jars = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(jars)
+def _jars(kind: str, whose: str = "Kafka's") -> list[Path]:
+    jars = jars_module()
     try:
-        return jars.jars(kind)
+        found: list[Path] = jars.jars(kind)
+        return found
     except jars.MissingJarsError as e:
         pytest.skip(
-            "Kafka's jars cannot be fetched from Maven Central"
+            f"{whose} jars cannot be fetched from Maven Central"
             f" (bench/versus/jars.txt): {str(e).splitlines()[0]}"
         )
 
@@ -162,6 +155,12 @@ def broker_jars() -> list[Path]:
 def connector_jars() -> list[Path]:
     """Spark's own Kafka connector, with the client that it takes."""
     return _jars("connector")
+
+
+@pytest.fixture(scope="session")
+def delta_jars() -> list[Path]:
+    """Delta's tables, for Spark."""
+    return _jars("delta", "Delta's")
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""What tests of several rooms work with: broker processes, waiting, processor time.
+"""What tests of several rooms work with: broker processes, waiting, processor time, jars.
 
 Import it by name: ``from tests.support import wait_until``.  Fixtures stand in the `conftest.py` of
 each room.
@@ -6,6 +6,7 @@ each room.
 
 from __future__ import annotations
 
+import importlib.util
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+ROOT = Path(__file__).resolve().parent.parent
 READY = "kdirect broker ready on "
 END_TIMEOUT_S = 30
 
@@ -54,6 +56,18 @@ def cpu_ticks(pid: int) -> int:
     """Clock ticks that a process has used, in user and kernel mode; a hundred are a second."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return int(fields[11]) + int(fields[12])
+
+
+def jars_module() -> Any:
+    """bench/versus/jars.py: by its path, because the benchmark's modules are not a package that is
+    installed."""
+    spec = importlib.util.spec_from_file_location(
+        "kdirect_test_jars", ROOT / "bench/versus/jars.py"
+    )
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 class BrokerProcess:

@@ -1,10 +1,11 @@
 """The driver of the queries that are killed: a program for the tests.
 
-    python slash_kill_driver.py KILLS
+    python slash_kill_driver.py KILLS [JAR ...]
 
 It has a Spark session of its own, reads one JSON object a line from standard input, does it, and
 answers by a line that begins with ANSWER.  KILLS is the directory of the kills
-(slash_kill_daemon.py); the program writes its process ids there.
+(slash_kill_daemon.py); the program writes its process ids there.  With jars, those of Delta, its
+session can write Delta tables too.
 """
 
 from __future__ import annotations
@@ -23,8 +24,15 @@ sys.path.append(str(HERE.parent.parent))  # behind the installed package
 from tests.spark import slash_runs  # noqa: E402
 from tests.spark.slash_kills import ANSWER, LIMIT_S, PIDS, WORKLOADS  # noqa: E402
 
+DELTA = {
+    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+    # By default 50 tasks read the log of a table.
+    "spark.databricks.delta.snapshotPartitions": "2",
+}
 
-def session(kills: Path) -> Any:
+
+def session(kills: Path, jars: list[str]) -> Any:
     """local[2], with the daemon that kills."""
     from kdirect_spark import session_builder
 
@@ -39,6 +47,7 @@ def session(kills: Path) -> Any:
         # What a killed JVM leaves goes with the directory of the test.
         "spark.local.dir": str(kills / "local"),
         "spark.driver.extraJavaOptions": f"-Djava.io.tmpdir={kills}",
+        **({"spark.driver.extraClassPath": os.pathsep.join(jars), **DELTA} if jars else {}),
     }.items():
         builder = builder.config(name, value)
     found = builder.getOrCreate()
@@ -74,7 +83,7 @@ def run(spark: Any, given: dict[str, Any]) -> dict[str, Any]:
     frame = slash.accelerate(stream, stateDir=directory / "state", **given["accelerate"])
     grown = given["grown"]
     query = (
-        frame.writeStream.format("parquet")
+        frame.writeStream.format(given["sink"])
         .option("path", str(directory / "rows"))
         .option("checkpointLocation", str(directory / "checkpoint"))
         .trigger(**({"processingTime": "0 seconds"} if grown else {"availableNow": True}))
@@ -103,14 +112,14 @@ def run(spark: Any, given: dict[str, Any]) -> dict[str, Any]:
 
 
 def written(spark: Any, given: dict[str, Any]) -> dict[str, Any]:
-    """The rows in the Parquet files."""
-    rows = slash_runs.written(spark, Path(given["directory"]))
+    """The rows in the sink."""
+    rows = slash_runs.written(spark, Path(given["directory"]), given["sink"])
     Path(given["to"]).write_bytes(pickle.dumps(rows))
     return {}
 
 
 def main() -> None:
-    spark = session(Path(sys.argv[1]))
+    spark = session(Path(sys.argv[1]), sys.argv[2:])
     for line in sys.stdin:
         given = json.loads(line)
         answer = {"expect": expect, "run": run, "written": written}[given["do"]](spark, given)

@@ -1,12 +1,13 @@
 """Accelerated queries killed with signal 9 at a point that a seed draws, beside Spark's batch SQL.
 
-A seed draws a workload, settings, one or several kills, and whether the topic grows while the query
-runs.  The query runs in a process of its own, the driver (slash_kill_driver.py).  Victims are the
-Python worker of a task, the planner's process, the driver (its Python and the JVM), and the broker;
-they die at a step of an executor (slash_kill_daemon.py), or a drawn time after a file of the
-checkpoint, the sink or the state has come, which is between steps: while Spark commits.  What died
-is started again, and the query too if it ended, with or without the state in memory; a query whose
-worker died may not end.  At the end the Parquet files must have exactly the closed windows.
+A seed draws a workload, settings, one or several kills, whether the topic grows while the query
+runs, and whether a Parquet directory or a Delta table is written.  The query runs in a process of
+its own, the driver (slash_kill_driver.py).  Victims are the Python worker of a task, the planner's
+process, the driver (its Python and the JVM), and the broker; they die at a step of an executor
+(slash_kill_daemon.py), or a drawn time after a file of the checkpoint, the sink or the state has
+come, which is between steps: while Spark commits.  What died is started again, and the query too if
+it ended, with or without the state in memory; a query whose worker died may not end.  At the end
+the sink must have exactly the closed windows.
 
     python -m tests.spark.slash_kills --first 0 --count 300
 """
@@ -27,8 +28,8 @@ import tempfile
 import time
 import traceback
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,7 @@ from kdirect import workloads
 from kdirect.workloads.workload import Workload
 from tests.spark import slash_runs
 from tests.spark.slash_kill_daemon import KILLS, kill_all
-from tests.support import BrokerProcess
+from tests.support import BrokerProcess, jars_module
 
 HERE = Path(__file__).resolve().parent
 ANSWER = "answer: "
@@ -80,6 +81,9 @@ MOMENTS = (
     "state/snapshots/{:020}",
 )
 OF_SNAPSHOTS = ("snapshot", "part", MOMENTS[-1])
+PARQUET, DELTA = "parquet", "delta"
+# What comes in a Delta table when a batch is committed to it, in place of Parquet's file.
+IN_DELTA = {"rows/_spark_metadata/{}": "rows/_delta_log/{:020}.json"}
 VICTIMS = ("worker",) * 4 + ("planner",) * 2 + ("driver",) * 2 + ("broker",) * 2
 
 
@@ -108,6 +112,7 @@ class Scenario:
     then: Mapping[str, Any] = field(default_factory=dict)  # other arguments, once it was killed
     forgets: bool = False  # is the state in memory removed whenever the query has ended?
     grows: bool = False
+    sink: str = PARQUET
 
 
 def drawn(seed: int) -> Scenario:
@@ -137,13 +142,18 @@ def drawn(seed: int) -> Scenario:
     then = dict(accelerate)
     if chance.random() < 0.3:
         then["executors"] = 3 - accelerate["executors"]
+    query = chance.choice(sorted(WORKLOADS))
+    sink = DELTA if chance.random() < 1 / 3 else PARQUET
+    if sink == DELTA:
+        kills = [replace(kill, at=IN_DELTA.get(kill.at, kill.at)) for kill in kills]
     return Scenario(
-        query=chance.choice(sorted(WORKLOADS)),
+        query=query,
         kills=tuple(kills),
         accelerate=accelerate,
         then=then,
         forgets=forgets,
         grows=grows,
+        sink=sink,
     )
 
 
@@ -171,10 +181,12 @@ def mapped_of(state: Path) -> list[Path]:
 
 
 class Driver:
-    """The program slash_kill_driver.py; `start` again after it was killed."""
+    """The program slash_kill_driver.py; `start` again after it was killed.  With `jars` its session
+    knows Delta."""
 
-    def __init__(self, kills: Path) -> None:
+    def __init__(self, kills: Path, jars: Sequence[Path]) -> None:
         self.kills = kills
+        self.jars = [str(jar) for jar in jars]
         self._process: subprocess.Popen[bytes] | None = None
         self._read = b""
         self.starts = 0
@@ -185,7 +197,12 @@ class Driver:
             self._read = b""
             with open(self.kills / "driver.err", "ab") as errors:
                 self._process = subprocess.Popen(
-                    [sys.executable, str(HERE / "slash_kill_driver.py"), str(self.kills)],
+                    [
+                        sys.executable,
+                        str(HERE / "slash_kill_driver.py"),
+                        str(self.kills),
+                        *self.jars,
+                    ],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=errors,
@@ -254,14 +271,15 @@ class Driver:
 
 
 class Trials:
-    """A broker, a driver, and the topics that all scenarios share; `run` runs one."""
+    """A broker, a driver, and the topics that all scenarios share; `run` runs one.  `jars`: those
+    of Delta, where a scenario may write to it."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, jars: Sequence[Path]) -> None:
         self._root = root
         self.broker = BrokerProcess(root / "broker-log").start()
         kills = root / "kills"
         kills.mkdir()
-        self.driver = Driver(kills)
+        self.driver = Driver(kills, jars)
         self._topics: dict[str, slash_runs.Topic] = {}
         self._expected: dict[str, Counter[Any]] = {}
         self._watermarks: dict[str, str] = {}  # of the shared topics
@@ -319,7 +337,7 @@ class Trials:
             elif not scenario.grows:
                 known = self._watermarks.setdefault(scenario.query, watermark)
                 assert known == watermark, f"the watermark is {watermark}, and was {known} before"
-            found = self._rows("written", directory=str(trial.directory))
+            found = self._rows("written", directory=str(trial.directory), sink=scenario.sink)
             wanted = slash_runs.closed(
                 expected,
                 datetime.fromisoformat(watermark).replace(tzinfo=None),
@@ -437,6 +455,7 @@ class _Trial:
             answer = self._attempt(
                 do="run",
                 directory=str(self.directory),
+                sink=scenario.sink,
                 source={"maxOffsetsPerTrigger": str(limit)},
                 accelerate=dict(scenario.then if self._ends else scenario.accelerate),
                 grown=str(self._grown) if scenario.grows else "",
@@ -492,7 +511,7 @@ def main() -> int:
     given = parser.parse_args()
     failed, fired, begun = [], 0, time.monotonic()
     with tempfile.TemporaryDirectory(prefix="slash-kills-") as root:
-        trials = Trials(Path(root))
+        trials = Trials(Path(root), jars_module().jars("delta"))
         try:
             for seed in range(given.first, given.first + given.count):
                 at = time.monotonic()
@@ -500,7 +519,7 @@ def main() -> int:
                 try:
                     came = trials.run(scenario)
                     fired += came
-                    print(f"seed {seed}: {came} of {len(scenario.kills)} kills,"
+                    print(f"seed {seed}: {came} of {len(scenario.kills)} kills, {scenario.sink},"
                           f" {time.monotonic() - at:.1f} s", flush=True)  # fmt: skip
                     if came < len(scenario.kills):
                         print(f"    not all of {scenario.kills}", flush=True)

@@ -143,9 +143,9 @@ def time_of(watermark: str) -> datetime:
     return datetime.fromisoformat(watermark).replace(tzinfo=None)
 
 
-def written(spark: Any, directory: Path) -> Counter[tuple[Any, ...]]:
-    """The rows that `run` wrote."""
-    return rows_of(spark.read.parquet(str(directory / "rows")))
+def written(spark: Any, directory: Path, sink: str = "parquet") -> Counter[tuple[Any, ...]]:
+    """The rows that a query wrote, as `run` does."""
+    return rows_of(spark.read.format(sink).load(str(directory / "rows")))
 
 
 def closed(

@@ -6,7 +6,8 @@ from collections import Counter
 
 import pytest
 
-from tests.spark.slash_kills import Trials, drawn
+from tests.spark.slash_kills import DELTA, PARQUET, Trials, drawn
+from tests.support import jars_module
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
@@ -15,7 +16,12 @@ SEEDS = range(20)
 
 @pytest.fixture(scope="module")
 def trials(tmp_path_factory):
-    made = Trials(tmp_path_factory.mktemp("kills"))
+    jars = jars_module()
+    try:
+        found = jars.jars("delta")
+    except jars.MissingJarsError:
+        found = []  # the seeds that write Delta are skipped
+    made = Trials(tmp_path_factory.mktemp("kills"), found)
     yield made
     made.close()
     # They came about, or nothing was tried.
@@ -23,14 +29,20 @@ def trials(tmp_path_factory):
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_killed_query_has_each_closed_window_once(trials, seed):
-    trials.run(drawn(seed))
+def test_a_killed_query_has_each_closed_window_once(trials, seed, request):
+    scenario = drawn(seed)
+    if scenario.sink == DELTA:
+        request.getfixturevalue("delta_jars")
+    trials.run(scenario)
 
 
 def test_the_seeds_kill_everybody_everywhere():
-    kills = [kill for seed in range(300) for kill in drawn(seed).kills]
+    scenarios = [drawn(seed) for seed in range(300)]
+    kills = [kill for scenario in scenarios for kill in scenario.kills]
     assert {kill.victim for kill in kills} == {"worker", "planner", "driver", "broker"}
     assert min(Counter(kill.at for kill in kills).values()) >= 5
     assert {kill.victim for seed in SEEDS for kill in drawn(seed).kills} == {
         "worker", "planner", "driver", "broker"
     }  # fmt: skip
+    assert 80 < sum(scenario.sink == DELTA for scenario in scenarios) < 120
+    assert {drawn(seed).sink for seed in SEEDS} == {PARQUET, DELTA}

@@ -35,3 +35,9 @@ def test_the_makefile_gives_pip_its_constraints() -> None:
     resolved = [x for x in re.findall(r"\$\(PIP.*", makefile) if "--no-deps" not in x]
     assert resolved and all("-c $(VENV)/constraints.txt" in x for x in resolved), resolved
     assert "[spark,delta,dev,bench]" in makefile
+
+
+def test_the_tests_take_the_delta_that_pyproject_names() -> None:
+    listed = re.findall(r"^delta \S+:(\S+) ", (ROOT / "bench/versus/jars.txt").read_text(), re.M)
+    [named] = re.findall(r'"delta-spark==(.+?)"', (ROOT / "pyproject.toml").read_text())
+    assert listed and set(listed) == {named}
