@@ -287,6 +287,15 @@ ROWS = (
         patience_s=900.0,
     ),
     Row(
+        "slash-cold",
+        "rows_slash_cold",
+        3,
+        "an accelerated query started again with ten million keys, cold and warm, beside Spark's"
+        " own plan from its checkpoint",
+        60,
+        patience_s=3600.0,
+    ),
+    Row(
         "spark-read-ceiling",
         "rows_spark",
         3,
