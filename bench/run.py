@@ -278,6 +278,14 @@ ROWS = (
         patience_s=3600.0,
     ),
     Row(
+        "slash-empty",
+        "rows_slash_empty",
+        3,
+        "a batch of an accelerated query with four records, beside a bare barrier batch of Spark",
+        60,
+        patience_s=600.0,
+    ),
+    Row(
         "slash-recovery",
         "rows_recovery",
         3,

@@ -38,7 +38,7 @@ NAMES += [
 NAMES += ["push-sizes", "push-cpu", "catch-up", "cluster-idle"]
 NAMES += ["workload-generate", "slash-decode", "slash-engine", "slash-skew"]
 NAMES += ["slash-ysb", "slash-nb7", "slash-nb8", "slash-nb11", "slash-cm", "slash-ro"]
-NAMES += ["slash-recovery", "slash-cold"]
+NAMES += ["slash-empty", "slash-recovery", "slash-cold"]
 NAMES += ["spark-read-ceiling"]
 KEYS = ["row", "value", "unit", "against", "against_value", "ratio", "settings"]
 
