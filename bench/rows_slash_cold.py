@@ -8,23 +8,27 @@ with its state store in memory and in RocksDB.  The accelerated query goes on wi
 mapped (warm), or, once that was removed, as if the host had restarted, with its snapshot and what
 the log has behind it (cold).
 
-All runs are in one Spark session, which is warm by then; what Spark's state stores keep of a query
-that was stopped is unloaded, so that its restart loads it.  Checkpoints and snapshots are on tmpfs,
-so that nobody waits for a disk.  One round.  A start that takes longer than PATIENCE_S is cut off,
-and its figure is the least that it can have been; a plan that cannot fill its state in
-FILL_PATIENCE_S is named and not measured.
+Each system has a process and a Spark session of its own, so that none has memory that another one
+needs.  It is started again in the session that filled it, which is warm by then; what Spark's state
+stores keep of a query that was stopped is unloaded, so that the next start loads it.  Checkpoints
+and snapshots are on tmpfs, so that nobody waits for a disk.  One round.  A start that takes longer
+than PATIENCE_S is cut off, and its figure is the least that it can have been; a plan that cannot
+fill its state in FILL_PATIENCE_S, or whose process dies, is named and not measured.
 """
 
 from __future__ import annotations
 
+import json
 import shutil
+import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 from rows_slash import EXECUTORS, PARTITIONS, free_bytes
-from rows_slash_spark import CHECKPOINTS, PATIENCE_S, STORE, STORES, spark_session
+from rows_slash_spark import CHECKPOINTS, PATIENCE_S, SLASH, STORE, STORES, spark_session
 from sides import Figure, figure
 
 import kdirect
@@ -45,42 +49,29 @@ FILL, WARM, COLD = "fill", "warm", "cold"
 
 
 class Cold:
-    """A topic, and the query over it, filled and started again by one system after another."""
+    """The query over the topic, filled and started again by one system."""
 
-    def __init__(self, spark: Any, session: Any, bootstrap: str, records: int) -> None:
-        self._spark, self._session, self._bootstrap = spark, session, bootstrap
-        self.records = records
-        self._workload = kdirect.workloads.ro(keys=records * 10 // 7, window="10 days", step_us=1)
-        self._written = 0
-        self.keys = 0
-        self.snapshot_bytes = 0
-        self.write(records + FEW)
+    def __init__(self, spark: Any, bootstrap: str, records: int, written: int) -> None:
+        self._spark, self._bootstrap = spark, bootstrap
+        self._records, self._written = records, written
 
-    def write(self, records: int) -> None:
-        (stream,) = self._workload.streams.values()
-        kdirect.workloads.write(
-            self._session,
-            stream,
-            TOPIC,
-            records=records,
-            first=self._written,
-            partitions=PARTITIONS,
-        )
-        self._written += records
+    def _write(self) -> None:
+        write(self._bootstrap, self._records, self._written, FEW)
+        self._written += FEW
 
     def _frame(self) -> Any:
         return workload_queries.data_frame(
             lambda: self._spark.readStream,
             "ro_window",
-            {name: stream.layout for name, stream in self._workload.streams.items()},
+            {name: stream.layout for name, stream in workload_of(self._records).streams.items()},
             {"ro": TOPIC},
             self._bootstrap,
-            {"maxOffsetsPerTrigger": str(self.records // FILLS)},
+            {"maxOffsetsPerTrigger": str(self._records // FILLS)},
             window="10 days",
         )
 
-    def slash(self) -> tuple[float, float]:
-        """Seconds of the first batch of a warm start and of a cold one."""
+    def slash(self) -> dict[str, Any]:
+        """Seconds of the first batch of a warm start and of a cold one, and what was loaded."""
         with (
             tempfile.TemporaryDirectory(prefix="kdirect-bench-state-", dir=CHECKPOINTS) as state,
             tempfile.TemporaryDirectory(prefix="kdirect-bench-memory-", dir=CHECKPOINTS) as memory,
@@ -88,13 +79,16 @@ class Cold:
                 prefix="kdirect-bench-checkpoint-", dir=CHECKPOINTS
             ) as checkpoint,
         ):
-            found: dict[str, float] = {}
+            found: dict[str, Any] = {}
             for start in (FILL, WARM, COLD):
                 if start == COLD:
-                    for mapped in Path(memory).iterdir():
-                        shutil.rmtree(mapped)
+                    mapped = list(Path(memory).iterdir())
+                    if not mapped:
+                        raise RuntimeError("there is no mapped state, so no start is cold")
+                    for path in mapped:
+                        shutil.rmtree(path)
                 if start != FILL:
-                    self.write(FEW)
+                    self._write()
                 accelerated = slash.accelerate(
                     self._frame(),
                     stateDir=state,
@@ -111,13 +105,13 @@ class Cold:
                 found[start] = took
                 if start == FILL:
                     figures = reports[-1]["observedMetrics"]["slash"]["figures"]
-                    self.keys = figures["keys"]
-                    self.snapshot_bytes = _newest(Path(state) / "snapshots")
-            return found[WARM], found[COLD]
+                    found["keys"] = figures["keys"]
+                    found["snapshot_bytes"] = _newest(Path(state) / "snapshots")
+            return found
 
-    def own_plan(self, system: str) -> float | None:
-        """Seconds of the first batch of Spark's own plan, started again; None if it could not fill
-        its state."""
+    def own_plan(self, system: str) -> dict[str, Any]:
+        """Seconds that filling took, and the first batch of Spark's own plan, started again; the
+        latter only if it could fill its state."""
         self._spark.conf.set(STORE, STORES[system])
         with tempfile.TemporaryDirectory(
             prefix="kdirect-bench-checkpoint-", dir=CHECKPOINTS, ignore_cleanup_errors=True
@@ -125,13 +119,13 @@ class Cold:
             try:
                 filled, _ = started(self._frame(), checkpoint, FILL_PATIENCE_S, measures_all=True)
                 if filled is None:
-                    return None
+                    return {}
                 self._unload()
-                self.write(FEW)
+                self._write()
                 took, _ = started(
                     self._frame(), checkpoint, PATIENCE_S, measures_all=False, goes_on=False
                 )
-                return PATIENCE_S if took is None else took
+                return {FILL: filled, COLD: PATIENCE_S if took is None else took}
             finally:
                 self._unload()
 
@@ -180,30 +174,76 @@ def _newest(root: Path) -> int:
     return sum(path.stat().st_size for path in directory.iterdir())
 
 
+def workload_of(records: int) -> Any:
+    return kdirect.workloads.ro(keys=records * 10 // 7, window="10 days", step_us=1)
+
+
+def write(bootstrap: str, records: int, first: int, count: int) -> None:
+    """`count` records more of the workload of so many `records`."""
+    (stream,) = workload_of(records).streams.values()
+    with kdirect.connect(bootstrap) as session:
+        kdirect.workloads.write(
+            session, stream, TOPIC, records=count, first=first, partitions=PARTITIONS
+        )
+
+
+def measured(system: str, bootstrap: str, records: int, written: int) -> dict[str, Any]:
+    """What a process of its own finds out of a system; nothing when it died."""
+    given = json.dumps([system, bootstrap, records, written])
+    run = subprocess.run(
+        [sys.executable, __file__, given], stdout=subprocess.PIPE, text=True, check=False
+    )
+    if run.returncode != 0:
+        return {}
+    found: dict[str, Any] = json.loads(run.stdout.splitlines()[-1])
+    print(f"{ROW}: {system}: {found}", file=sys.stderr, flush=True)
+    return found
+
+
+def measure(system: str, bootstrap: str, records: int, written: int) -> None:
+    """Be that process."""
+    spark = spark_session()
+    try:
+        cold = Cold(spark, bootstrap, records, written)
+        found = cold.slash() if system == SLASH else cold.own_plan(system)
+    finally:
+        spark.stop()
+    print(json.dumps(found))
+
+
 def slash_cold(seconds: float, quick: bool) -> list[Figure]:
     """A cold start against a warm one, and against Spark's two."""
     fits = (free_bytes() - JVM_BYTES) // RECORD_BYTES // 1_000_000 * 1_000_000
     records = QUICK_RECORDS if quick else max(1_000_000, min(RECORDS, fits))
-    with kdirect.Broker() as broker, kdirect.connect(broker.bootstrap_servers) as session:
-        spark = spark_session()
-        try:
-            trial = Cold(spark, session, broker.bootstrap_servers, records)
-            warm, cold = trial.slash()
-            others = {system: trial.own_plan(system) for system in STORES}
-        finally:
-            spark.stop()
+    with kdirect.Broker() as broker:
+        server = broker.bootstrap_servers
+        written = records + FEW
+        write(server, records, 0, written)
+        found = {}
+        for system in (SLASH, *reversed(STORES)):
+            found[system] = measured(system, server, records, written)
+            written += 2 * FEW  # the most that it wrote
+    ours = found.pop(SLASH)
+    if not ours:
+        raise RuntimeError("the accelerated query was not measured")
     settings = {
-        "keys": trial.keys,
+        "keys": ours["keys"],
         "records": records,
         "batch_records": FEW,
-        "snapshot_bytes": trial.snapshot_bytes,
+        "snapshot_bytes": ours["snapshot_bytes"],
         "tasks": EXECUTORS,
         "lower_is_better": True,
     }
     what = "s from start() to the end of a batch"
-    figures = [figure(ROW, cold, f"{what}, cold", WARM, warm, **settings)]
-    for system, took in others.items():
-        for name, ours in ((COLD, cold), (WARM, warm)):
-            said = system if took is not None else f"{system}: not filled in {FILL_PATIENCE_S:g} s"
-            figures.append(figure(ROW, ours, f"{what}, {name}", said, took, **settings))
+    figures = [figure(ROW, ours[COLD], f"{what}, cold", WARM, ours[WARM], **settings)]
+    for system, theirs in found.items():
+        said = system if theirs else f"{system} (not measured)"
+        for start in (COLD, WARM):
+            figures.append(
+                figure(ROW, ours[start], f"{what}, {start}", said, theirs.get(COLD), **settings)
+            )
     return figures
+
+
+if __name__ == "__main__":
+    measure(*json.loads(sys.argv[1]))
