@@ -109,12 +109,13 @@ class _Run:
 
 
 class BatchService:
-    """See the module.  `address` is where it listens; its thread serves it until `close`."""
+    """See the module.  It listens at `host`, `address` is where tasks find it, by the name
+    `advertised` if that is given; its thread serves it until `close`."""
 
-    def __init__(self, host: str) -> None:
+    def __init__(self, host: str, advertised: str | None = None) -> None:
         self._listener = control.ControlListener(host, control.new_token())
         name, port = self._listener.address
-        self.address = Address(host=name, port=port, token=self._listener.token)
+        self.address = Address(host=advertised or name, port=port, token=self._listener.token)
         self._peers: list[control.ControlConnection] = []
         self._runs: dict[str, _Run] = {}
         self._closed = False
@@ -209,15 +210,17 @@ def _new_job(request: Request) -> PlannedJob:
     return job
 
 
-_service: tuple[int, str, BatchService] | None = None
+_service: tuple[tuple[int, str, str | None], BatchService] | None = None
 _lock = threading.Lock()
 
 
-def service_at(host: str) -> Address:
-    """The service of this process, listening at `host`; started if it is not there."""
+def service_at(host: str, advertised: str | None = None) -> Address:
+    """The service of this process, listening at `host`, which tasks know as `advertised`; started
+    if it is not there."""
     global _service
+    wanted = os.getpid(), host, advertised
     with _lock:
-        if _service is None or _service[:2] != (os.getpid(), host):
-            _service = (os.getpid(), host, BatchService(host))
-            atexit.register(_service[2].close)
-        return _service[2].address
+        if _service is None or _service[0] != wanted:
+            _service = wanted, BatchService(host, advertised)
+            atexit.register(_service[1].close)
+        return _service[1].address

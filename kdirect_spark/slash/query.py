@@ -53,8 +53,9 @@ def accelerate(
     `mode`: ``slash``, or ``uppar``, which partitions rows by key in the same engine.
     `epochBytes`: input of a task after which it sends what changed to the keys' leaders.
     `snapshotInterval`: time between two snapshots (``"30s"``); the topics must keep their records
-    for longer.  `stateDir`: the directory of this query's state, which driver and workers should
-    both see; by default one is made for each checkpoint below ``~/.local/state/kdirect/slash``.
+    for longer.  `stateDir`: the directory of this query's state, on the driver's host; workers that
+    see it too write their snapshots there themselves.  By default one is made for each checkpoint
+    below ``~/.local/state/kdirect/slash``.
     `executors`: tasks of each micro-batch, by default as many as can run at the same time.
     `idleTimeout`: how long a partition may be without new records before it holds no window open;
     by default for ever.  `name`: of the figures in the query's progress (observed metrics).
@@ -172,8 +173,9 @@ class _Query:
         )
         given = {OPTION: spec.to_text()}
         if not plan.is_streaming:
-            host = str(self._for_cluster().get("listen_address", "127.0.0.1"))
-            given[TOKEN] = service_at(host).to_text()
+            at = spec.resolved_options()
+            address = service_at(at["listen_address"], at["advertised_address"])
+            given[TOKEN] = address.to_text()
         return frame_of(self._session, plan, given, settings.task_client, name=name)
 
     def _for_cluster(self) -> dict[str, Any]:
