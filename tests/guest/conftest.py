@@ -6,5 +6,7 @@ from __future__ import annotations
 import os
 
 collect_ignore_glob = (
-    [] if os.environ.get("KDIRECT_TEST_GUESTS", "0") not in ("", "0") else ["test_two_hosts.py"]
+    []
+    if os.environ.get("KDIRECT_TEST_GUESTS", "0") not in ("", "0")
+    else ["test_two_hosts.py", "test_spark_hosts.py"]
 )

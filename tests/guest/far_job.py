@@ -87,7 +87,8 @@ class TwoHosts:
             sock.makefile("rb").readline()
 
 
-def _events(seed: int, records: int, keys: int) -> np.ndarray:
+def events(seed: int, records: int, keys: int) -> np.ndarray:
+    """Rows in order of time, the same for the same seed."""
     random = np.random.default_rng(seed)
     rows = np.zeros(records, LAYOUT.dtype())
     rows["key"] = random.integers(0, keys, records)
@@ -96,7 +97,8 @@ def _events(seed: int, records: int, keys: int) -> np.ndarray:
     return rows
 
 
-def _write(session: Any, topic: str, rows: np.ndarray) -> None:
+def write(session: Any, topic: str, rows: np.ndarray) -> None:
+    """A new topic with these rows, dealt to its partitions one by one."""
     session.admin.create_topic(topic, PARTITIONS)
     with session.producer() as producer:
         for partition in range(PARTITIONS):
@@ -116,6 +118,17 @@ def _read(session: Any, topic: str) -> tuple[np.ndarray, int]:
             values = [v for batch in reader for v in batch.column("value").to_pylist()]
         found.append(np.frombuffer(b"".join(values), LAYOUT.dtype()))
     return np.concatenate(found), min(int(rows["time"].max()) for rows in found)
+
+
+def totals(rows: np.ndarray, closes_ms: int) -> Counter[tuple[int, ...]]:
+    """Key, start, count and sum of each key and second that has ended by then."""
+    found: dict[tuple[int, int], list[int]] = defaultdict(lambda: [0, 0])
+    for row in rows:
+        if (start := _start_ms(row)) + SIZE_MS <= closes_ms:
+            cell = found[int(row["key"]), start]
+            cell[0] += 1
+            cell[1] += int(row["amount"])
+    return Counter((*key, *cell) for key, cell in found.items())
 
 
 def _start_ms(row: Any) -> int:
@@ -145,14 +158,7 @@ class Aggregate:
 
     @staticmethod
     def expected(session: Any) -> Counter[tuple[int, ...]]:
-        rows, closes = _read(session, "clicks")
-        found: dict[tuple[int, int], list[int]] = defaultdict(lambda: [0, 0])
-        for row in rows:
-            if (start := _start_ms(row)) + SIZE_MS <= closes:
-                cell = found[int(row["key"]), start]
-                cell[0] += 1
-                cell[1] += int(row["amount"])
-        return Counter((*key, *cell) for key, cell in found.items())
+        return totals(*_read(session, "clicks"))
 
     @staticmethod
     def rows(table: pa.Table) -> Iterable[tuple[int, ...]]:
@@ -205,7 +211,7 @@ def run_job(session: Any, servers: str, here: str, kind: str, say: Any) -> dict[
     stays where it is mapped, once that is lost too."""
     job_kind = KINDS[kind]
     for seed, topic in enumerate(job_kind.topics):
-        _write(session, topic, _events(seed, job_kind.records, job_kind.keys))
+        write(session, topic, events(seed, job_kind.records, job_kind.keys))
     host = servers.partition(":")[0]
     launcher = TwoHosts(host)
     found: Counter[tuple[int, ...]] = Counter()
