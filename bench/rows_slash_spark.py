@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rows_slash import BATCHES, EXECUTORS, PARTITIONS, cpu_seconds, free_bytes, timed_job
+from rows_slash import BATCHES, EXECUTORS, PARTITIONS, free_bytes, timed_job
 from sides import Figure, figure, spread_of
 
 import kdirect
@@ -86,6 +86,15 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def process_seconds(pid: int) -> float:
+    """CPU seconds of a process, also of its threads that have ended: a JVM ends its compilers."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / TICKS
+
+
 class CpuClock:
     """CPU seconds of this process and all that it starts, those that ended meanwhile included as
     far as they were seen.  A thread looks often, since Spark ends workers whenever it likes."""
@@ -106,7 +115,7 @@ class CpuClock:
         with self._lock:
             for pid in descendants(os.getpid()):
                 try:
-                    self._seen[pid] = max(self._seen.get(pid, 0.0), cpu_seconds([pid]))
+                    self._seen[pid] = process_seconds(pid)
                 except OSError:
                     continue
             return sum(self._seen.values())

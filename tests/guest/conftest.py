@@ -1,5 +1,5 @@
 """Tests that boot guests are collected only where KDIRECT_TEST_GUESTS=1 is set, which `make
-test-rdma` does."""
+test-rdma` and `make test-rdma-spark` do."""
 
 from __future__ import annotations
 

@@ -143,4 +143,5 @@ def test_a_batch_has_a_task_on_each_host(hosts: Hosts) -> None:
     assert min(packets) > SOME_PACKETS, packets
     events = far_job.events(0, far_spark.RECORDS, far_spark.KEYS)
     expected = far_job.totals(events, sys.maxsize)
-    assert Counter(map(tuple, found["rows"])) == expected
+    rows = json.loads((hosts.shared / far_spark.BATCH).read_text())
+    assert Counter(map(tuple, rows)) == expected
