@@ -13,6 +13,7 @@ of DataFrames.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import json
 import logging
 import os
@@ -34,8 +35,7 @@ log = logging.getLogger("kdirect_spark")
 
 TOKEN = "servicetoken"  # the option with the address; Spark hides the values of options like this
 TURN_S = 0.5
-KEPT_S = 60.0  # a run after its last task asked, once it is done
-MOST_S = 24 * 3600.0  # a run that never came to its end
+KEPT_S = 60.0  # a run whose tasks have left
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,8 +104,7 @@ def ask(row: BatchRow) -> ExecutorSettings:
 @dataclass(slots=True)
 class _Run:
     job: PlannedJob
-    asked_at: float
-    began_at: float
+    asked_at: float  # when a task asked for it last, or was seen there
 
 
 class BatchService:
@@ -176,17 +175,21 @@ class BatchService:
         now = time.monotonic()
         found = self._runs.get(run)
         if found is None:
-            found = self._runs[run] = _Run(_new_job(Request.from_text(request)), now, now)
+            found = self._runs[run] = _Run(_new_job(Request.from_text(request)), now)
         found.asked_at = now
         return found.job
 
     def _give_up(self) -> None:
-        """Close what is done, and what nobody came back for."""
+        """Close what nobody came back for: runs that are done, and those that failed or whose query
+        was cancelled.  Tasks that come later find a new coordinator."""
         now = time.monotonic()
         for name, run in list(self._runs.items()):
-            quiet_s = now - run.asked_at
-            if quiet_s < KEPT_S or (quiet_s < MOST_S and run.job.figures()[0] < 0):
+            if now - run.asked_at < KEPT_S:
                 continue
+            with contextlib.suppress(StateError):  # its coordinator has ended
+                if not run.job.is_alone():
+                    run.asked_at = now
+                    continue
             run.job.close()
             del self._runs[name]
 

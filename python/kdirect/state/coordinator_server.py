@@ -243,6 +243,10 @@ class CoordinatorServer:
         """Of a planned job: would a batch that reads nothing emit windows?"""
         return planned_job.would_close(self._job, ends, self._now_us())
 
+    def is_alone(self) -> bool:
+        """Is no process connected that is an executor, or may become one?"""
+        return not (self._connections or self._strangers or self._crew.waits())
+
     def fail(self, error: KdirectError) -> None:
         """End the job, because what it decided cannot be carried out: no further event changes
         anything, and whoever comes or waits hears why."""

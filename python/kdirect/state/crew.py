@@ -73,6 +73,10 @@ class Crew:
     def begins_attempt(self) -> None:
         """All executors are to come, or to come back."""
 
+    def waits(self) -> bool:
+        """Has a process come that is not an executor yet?"""
+        return False
+
     def job_ended(self, stop: Stop) -> None:
         """Whoever waits is to hear why."""
 
@@ -290,6 +294,9 @@ class VisitingCrew(Crew):
                 hint="start one for each executor, all at once; start_timeout is the limit",
             )
             _tell_last(connection, stop)
+
+    def waits(self) -> bool:
+        return bool(self._waiting or self._dealt)
 
     def hangs(self, executor: int, why: str) -> None:
         log.warning("executor %d hangs: it %s", executor, why)

@@ -174,6 +174,10 @@ class PlannedJob:
             lambda: (self._server.done, self._server.batch_counts, self._server.closes)
         )
 
+    def is_alone(self) -> bool:
+        """Has no process come that is here now?"""
+        return self._call(self._server.is_alone)
+
     def statistics(self) -> dict[str, int]:
         """The metrics of the room `state`, of this start of the job."""
         return self._call(self._server.statistics)
