@@ -26,6 +26,8 @@ from kdirect_spark.values import as_spark_takes
 log = logging.getLogger("kdirect_spark")
 
 CHUNK_ROWS = 1 << 14
+# Of a chunk, which is one row in the JVM: no row may have 2 GiB there, and a few have to fit.
+CHUNK_BYTES = 16 << 20
 CHUNK = "chunk"  # the column of their numbers, by which they are dealt in the exchange
 FIGURES = "figures"  # the column of figures of a batch; null in chunks of the result
 # Names in the figures, and where they come from: counts of the engine (docs/metrics.md, state).
@@ -58,8 +60,8 @@ def figures_of(batch: int, counts: Mapping[str, int], closes: int | None) -> dic
 
 
 class Chunks:
-    """Makes rows of Spark of the engine's rows: each holds up to CHUNK_ROWS of them, as an array of
-    each column.
+    """Makes rows of Spark of the engine's rows: each holds up to CHUNK_ROWS of them, or about
+    CHUNK_BYTES, as an array of each column.
 
     Between the tasks and the exchange, Spark works row by row.  It takes a third less for the whole
     way of a row when it moves arrays and takes them apart behind the exchange
@@ -71,18 +73,19 @@ class Chunks:
         self._kinds = tuple(kinds)
 
     def of(self, batch: pa.RecordBatch, numbers: Iterator[int]) -> pa.RecordBatch:
-        """Chunks of rows of the result, each with the next of `numbers`.  No column is copied."""
-        ends = [*range(0, batch.num_rows, CHUNK_ROWS), batch.num_rows]
-        offsets = pa.array(ends, pa.int32())
-        rows = len(ends) - 1
+        """Chunks of rows of the result, each with the next of `numbers`.  Columns are copied only
+        where Spark's type of them is another one."""
         number, *fields, figures = self._schema
+        taken = [
+            _list_as_spark_takes(kind, column, field.type.value_type)
+            if kind.startswith("list<")
+            else as_spark_takes(kind, column)
+            for kind, column, field in zip(self._kinds, batch.columns, fields)
+        ]
+        offsets = pa.array(_ends(batch), pa.int32())
+        rows = len(offsets) - 1
         columns = [pa.array([next(numbers) for _ in range(rows)], number.type)]
-        for kind, column, field in zip(self._kinds, batch.columns, fields):
-            values = (
-                column.cast(field.type.value_type)
-                if kind.startswith("list<")
-                else as_spark_takes(kind, column)
-            )
+        for values, field in zip(taken, fields):
             columns.append(pa.ListArray.from_arrays(offsets, values, type=field.type))
         columns.append(pa.nulls(rows, figures.type))
         return pa.record_batch(columns, schema=self._schema)
@@ -93,6 +96,24 @@ class Chunks:
         number, *fields, figures = self._schema
         columns = [pa.array([0], number.type), *(pa.array([[]], field.type) for field in fields)]
         return pa.record_batch([*columns, pa.array([found], figures.type)], schema=self._schema)
+
+
+def _ends(batch: pa.RecordBatch) -> list[int]:
+    """Where the chunks of a batch begin and end: a chunk whose rows are wide has fewer of them."""
+    ends = [0]
+    while ends[-1] < batch.num_rows:
+        rows = min(CHUNK_ROWS, batch.num_rows - ends[-1])
+        while rows > 1 and batch.slice(ends[-1], rows).nbytes > CHUNK_BYTES:
+            rows //= 2
+        ends.append(ends[-1] + rows)
+    return ends
+
+
+def _list_as_spark_takes(kind: str, column: pa.ListArray, wanted: pa.DataType) -> pa.ListArray:
+    """A column of lists as Spark takes it.  No list is null: a group without values has an empty
+    one.  Arrow's own cast of lists refuses nanoseconds that are no whole microseconds."""
+    values = as_spark_takes(kind.removeprefix("list<").removesuffix(">"), column.values)
+    return pa.ListArray.from_arrays(column.offsets, values, type=wanted)
 
 
 def _iso(time_us: int) -> str:

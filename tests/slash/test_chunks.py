@@ -1,0 +1,61 @@
+"""Rows of the engine as chunks of arrays, which Spark takes apart: no Spark is started."""
+
+from __future__ import annotations
+
+from itertools import count
+
+import pyarrow as pa
+
+from kdirect_spark.slash.task import CHUNK_BYTES, CHUNK_ROWS, Chunks
+
+
+def _chunks(**kinds: tuple[str, pa.DataType]) -> Chunks:
+    """Of columns: the engine's type, and Arrow's as Spark takes it."""
+    fields = [pa.field(name, pa.list_(wanted)) for name, (_, wanted) in kinds.items()]
+    schema = pa.schema(
+        [
+            pa.field("chunk", pa.int64()),
+            *fields,
+            pa.field("figures", pa.struct([("a", pa.int64())])),
+        ]
+    )
+    return Chunks(schema, [kind for kind, _ in kinds.values()])
+
+
+def test_a_chunk_of_wide_rows_has_fewer_of_them():
+    """It is one row in the JVM, which may not have 2 GiB."""
+    chunks = _chunks(k=("int64", pa.int64()), s=("string", pa.string()))
+    rows = 2 * CHUNK_ROWS + 7
+    wide = [i for i in range(rows) if i < 100 or i % 1000 == 0]
+    text = "x" * (CHUNK_BYTES // 20)
+    batch = pa.record_batch(
+        {
+            "k": pa.array(range(rows)),
+            "s": pa.array([text if i in wide else "" for i in range(rows)]),
+        }
+    )
+    found = chunks.of(batch, count(3, 2))
+    assert found.column("chunk").to_pylist() == list(range(3, 3 + 2 * found.num_rows, 2))
+    for i in range(found.num_rows):
+        assert found.slice(i, 1).column("s").flatten().nbytes <= CHUNK_BYTES
+    assert found.column("k").flatten().to_pylist() == list(range(rows))
+    assert found.column("s").flatten().equals(batch.column("s"))
+    assert found.num_rows < len(wide), "narrow rows are not cut"
+
+
+def test_rows_that_fit_are_cut_by_their_number():
+    chunks = _chunks(k=("int64", pa.int64()))
+    found = chunks.of(pa.record_batch({"k": pa.array(range(2 * CHUNK_ROWS + 7))}), count())
+    assert [len(each) for each in found.column("k").to_pylist()] == [CHUNK_ROWS, CHUNK_ROWS, 7]
+
+
+def test_lists_of_nanoseconds_are_rounded_down_as_columns_are():
+    lists = pa.array([[-1, 1_500], [], [999, None]], pa.list_(pa.timestamp("ns")))
+    wanted = pa.list_(pa.timestamp("us", "UTC"))
+    chunks = _chunks(t=("list<timestamp(ns)>", wanted))
+    found = chunks.of(pa.record_batch({"t": lists.slice(0, 3)}), count()).column("t").flatten()
+    assert found.type == wanted
+    numbers = found.flatten().cast(pa.int64()).to_pylist()
+    assert ([len(each) for each in found.to_pylist()], numbers) == ([2, 0, 2], [-1, 1, 0, None])
+    cut = chunks.of(pa.record_batch({"t": lists.slice(2, 1)}), count()).column("t").flatten()
+    assert cut.flatten().cast(pa.int64()).to_pylist() == [0, None]
