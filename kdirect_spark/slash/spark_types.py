@@ -16,7 +16,9 @@ FLOATS = ("float", "double")
 _DDL = {
     "byte": "tinyint", "short": "smallint", "integer": "int", "long": "bigint", "float": "float",
     "double": "double", "boolean": "boolean", "string": "string", "binary": "binary",
-    "date": "date", "timestamp": "timestamp", "timestamp_ntz": "timestamp_ntz",
+    "date": "date", "timestamp_ntz": "timestamp_ntz",
+    # What TIMESTAMP alone means is a setting of the session (spark.sql.timestampType).
+    "timestamp": "timestamp_ltz",
 }  # fmt: skip
 _DECIMAL = re.compile(r"decimal\((\d{1,2}),(\d{1,2})\)")
 
