@@ -14,6 +14,7 @@ from kdirect_spark.slash.source import FORMAT, KdirectSlashSource
 from kdirect_spark.slash.task import CHUNK, FIGURES, FIGURES_DDL, Chunks, run_task
 
 POSITION = "position"
+WATERMARK = "spark.watermarkDelayMs"  # in the metadata of a column
 
 
 def frame_of(
@@ -23,9 +24,10 @@ def frame_of(
     source: dict[str, Any],
     *,
     name: str,
+    schema: Any,
 ) -> Any:
     """The DataFrame.  `options`: of the source of control rows; `source`: settings of the tasks'
-    clients; `name`: of the observed figures."""
+    clients; `name`: of the observed figures; `schema`: Spark's of the result."""
     from pyspark.sql import functions as F
     from pyspark.sql.pandas.types import to_arrow_schema
     from pyspark.sql.types import ArrayType, LongType, StructField, StructType
@@ -33,7 +35,7 @@ def frame_of(
     session.dataSource.register(KdirectSlashSource)
     reader = session.readStream if plan.is_streaming else session.read
     control = reader.format(FORMAT).options(**options).load()
-    columns = StructType.fromDDL(plan.output_ddl).fields
+    columns = [_without_nulls(field) for field in StructType.fromDDL(plan.output_ddl)]
     arrays = [f"column{i}" for i in range(len(columns))]
     declared = StructType(
         [
@@ -62,7 +64,35 @@ def frame_of(
     rows = rows.select(*(_declared(element, column) for element, column in zip(elements, columns)))
     if plan.having is not None:
         rows = rows.where(F.expr(plan.having))
-    return rows.select(*(F.expr(c.sql).cast(c.type).alias(c.name) for c in plan.columns))
+    return _as_declared(rows, plan, schema)
+
+
+def _without_nulls(field: Any) -> Any:
+    """A column of the engine as it is declared: the values of a list are never null."""
+    from pyspark.sql.types import ArrayType, StructField
+
+    if not isinstance(field.dataType, ArrayType):
+        return field
+    return StructField(field.name, ArrayType(field.dataType.elementType, False), field.nullable)
+
+
+def _as_declared(rows: Any, plan: SlashPlan, schema: Any) -> Any:
+    """The columns of the result with the types, nullability and metadata that they have unwrapped.
+    By its metadata Spark knows that a column is a window (`window_time`).  The watermark's is left
+    out: no operator of this plan keeps it."""
+    from pyspark.sql import functions as F
+
+    values = [F.expr(column.sql) for column in plan.columns]
+    found = rows.select(*values).schema.fields
+    columns = []
+    for value, column, had, wanted in zip(values, plan.columns, found, schema.fields):
+        if had.dataType != wanted.dataType:
+            value = value.cast(column.type)
+        if wanted.nullable and not had.nullable:
+            value = F.when(value.isNotNull(), value)  # Spark drops the condition later
+        metadata = {k: v for k, v in wanted.metadata.items() if k != WATERMARK}
+        columns.append(value.alias(column.name, metadata=metadata))
+    return rows.select(*columns)
 
 
 def _declared(element: Any, column: Any) -> Any:

@@ -176,7 +176,9 @@ class _Query:
             at = spec.resolved_options()
             address = service_at(at["listen_address"], at["advertised_address"])
             given[TOKEN] = address.to_text()
-        return frame_of(self._session, plan, given, settings.task_client, name=name)
+        return frame_of(
+            self._session, plan, given, settings.task_client, name=name, schema=self._df.schema
+        )
 
     def _for_cluster(self) -> dict[str, Any]:
         """The engine's options; tasks of other hosts must reach the coordinator at the driver."""

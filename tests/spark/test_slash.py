@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import Any
 
 import pytest
+from pyspark.sql import functions as F
 
 from kdirect import connect, workloads
 from kdirect.errors import ConfigError, UnsupportedPlanError
@@ -233,3 +234,40 @@ def _figures(progress: list[Any]) -> list[Any]:
 
 def _at(topic: slash_runs.Topic, offset: int) -> str:
     return json.dumps({topic.topics["ysb"]: {str(p): offset for p in range(3)}})
+
+
+@pytest.mark.parametrize("kind", ["TIMESTAMP_LTZ", "TIMESTAMP_NTZ"])
+def test_the_schema_is_that_of_spark_whatever_a_timestamp_is_in_the_session(spark, broker, kind):
+    example = slash_family.Example(
+        rows=(tuple({"k": i % 3, "s": "a", "n": i, "x": 0.5, "d": "1.00", "b": True,
+                     "at": 1_000 * i} for i in range(40)),),
+        partitions=2, value_format="json", where=None, keys=("k",), window=None,
+        aggregates=(), delay="0 seconds", join=None, each=60,
+    )  # fmt: skip
+    [topic] = slash_family.write(broker.bootstrap_servers, example)
+    spark.conf.set("spark.sql.timestampType", kind)
+    spark.conf.set("spark.sql.session.timeZone", "Asia/Tokyo")
+    try:
+        rows = (
+            spark.read.format("kdirect")
+            .option("kafka.bootstrap.servers", broker.bootstrap_servers)
+            .option("subscribe", topic)
+            .option("valueFormat", "json")
+            .option("valueSchema", slash_family.SCHEMA)
+            .load()
+        )
+        frame = (
+            rows.groupBy(F.window("at", "10 seconds"), "k")
+            .agg(F.max("at").alias("newest"), F.collect_list("at").alias("all"), F.count("*"))
+            .select("*", "window.end", F.sort_array("all").alias("sorted"))
+        )
+        found = slash.accelerate(frame)
+        assert found.schema == frame.schema
+        assert found.schema.json() == frame.schema.json()
+        slash_runs.assert_same(slash_runs.rows_of(found), slash_runs.rows_of(frame))
+        # Spark knows the window of the result as one.
+        times = [each.select(F.window_time("window"), "k") for each in (found, frame)]
+        slash_runs.assert_same(*map(slash_runs.rows_of, times))
+    finally:
+        spark.conf.unset("spark.sql.timestampType")
+        spark.conf.set("spark.sql.session.timeZone", "UTC")
