@@ -197,6 +197,8 @@ def _zone(name: str, found: Node) -> datetime.tzinfo:
         return datetime.timezone.utc
     if match := _OFFSET.fullmatch(name):
         offset = datetime.timedelta(hours=int(match[2]), minutes=int(match[3]))
+        if int(match[3]) > 59 or offset > datetime.timedelta(hours=18):  # no offset of Java's
+            raise _doubtful(found)
         return datetime.timezone(-offset if match[1] == "-" else offset)
     try:
         return zoneinfo.ZoneInfo(name)

@@ -86,6 +86,7 @@ def test_folds_casts_of_constants(value, kind, to, expected):
         ("2020-10-25 01:30:00", "timestamp", "timestamp"), ("1", "integer", "string"),
         ("2020-1-1", "string", "date"), ("true", "boolean", "integer"), ("{", "{}", "integer"),
         ("1", "integer", "timestamp"),
+        ("2020-07-01 00:00:00+18:01", "string", "timestamp"),  # Java's offsets end at 18 hours
     ],
 )  # fmt: skip
 def test_refuses_constants_whose_value_is_in_doubt(value, kind, to):
