@@ -50,9 +50,9 @@ class SqlText:
         """SQL of an expression.  Raises UnsupportedPlanError for one that is not in the list."""
         kind, parts = found.kind, found.children
         if kind == "@Result":
-            return quoted(found.get("name"))
+            return self._name(found, found.get("name"))
         if kind == "@Joined" and self._column is not None:
-            return quoted(self._column(found))
+            return self._name(found, self._column(found))
         if kind == "Literal":
             return self._literal(found)
         if kind in _BINARY and len(parts) == 2:
@@ -69,6 +69,11 @@ class SqlText:
             f"the expression {describe(found)} above the aggregate or join is not supported",
             _REMEDY,
         )
+
+    def _name(self, found: Node, name: str) -> str:
+        if "${" in name:  # the parser puts a setting or a variable there
+            raise self._refused(found)
+        return quoted(name)
 
     def _list(self, parts: tuple[Node, ...]) -> str:
         return ", ".join(self.write(part) for part in parts)
@@ -111,13 +116,13 @@ class SqlText:
         if inner is not None and inner.kind == "CreateNamedStruct" and isinstance(ordinal, int):
             if 0 <= 2 * ordinal + 1 < len(inner.children):
                 return self.write(inner.children[2 * ordinal + 1])
-        if inner is not None and inner.kind == "CaseWhen" and isinstance(ordinal, int):
-            # A window that is null where its side of a join is.
-            return f"{self.write(inner)}.{quoted(('start', 'end')[ordinal == 1])}"
         name = found.get("name")
+        if not isinstance(name, str) and inner is not None:
+            # `window_time` names no field of a window, which a join may have put into a case.
+            name = _window_field(inner, ordinal)
         if inner is None or not isinstance(name, str):
             raise self._refused(found)
-        return f"{self.write(inner)}.{quoted(name)}"
+        return f"{self.write(inner)}.{self._name(found, name)}"
 
     def _conversion(self, found: Node) -> str:
         """Between a timestamp and its microseconds; both are exact."""
@@ -148,6 +153,17 @@ class SqlText:
         if value is None or (isinstance(value.value, str) and not _is_unicode(value.value)):
             raise self._refused(found)
         return literal_sql(value)
+
+
+def _window_field(found: Node, ordinal: object) -> str | None:
+    """The name of a field of ``case when .. then window end``, or None if this is none."""
+    if found.kind != "CaseWhen" or len(found.children) != 2 or not isinstance(ordinal, int):
+        return None
+    both = found.children[1]
+    if both.kind != "CreateNamedStruct" or not 0 <= 2 * ordinal < len(both.children):
+        return None
+    name = both.children[2 * ordinal].get("value")
+    return name if isinstance(name, str) else None
 
 
 def _with(found: Node, held: Node) -> Node:
@@ -193,7 +209,8 @@ def literal_sql(value: Constant) -> str:
     if kind == "boolean":
         return "true" if held else "false"
     if kind == "string":
-        plain = all(c.isascii() and c.isprintable() and c not in "'\"\\" for c in held)
+        # The parser puts settings and variables in the place of ${..}, in texts too.
+        plain = all(c.isascii() and c.isprintable() and c not in "'\"\\$" for c in held)
         return f"'{held}'" if plain else f"CAST(X'{held.encode().hex()}' AS string)"
     if kind == "timestamp":
         return f"timestamp_micros({held}L)"

@@ -271,3 +271,38 @@ def test_the_schema_is_that_of_spark_whatever_a_timestamp_is_in_the_session(spar
     finally:
         spark.conf.unset("spark.sql.timestampType")
         spark.conf.set("spark.sql.session.timeZone", "UTC")
+
+
+def _view(spark: Any, broker: Any) -> str:
+    """A view of a topic of YSB."""
+    workload, _ = WORKLOADS["ysb"]
+    topic = slash_runs.write(broker.bootstrap_servers, workload, "ysb", 1_000)
+    options = {
+        "kafka.bootstrap.servers": broker.bootstrap_servers,
+        "subscribe": topic.topics["ysb"],
+        **workload_queries.value_options(workload.streams["ysb"].layout),
+    }
+    spark.read.format("kdirect").options(**options).load().createOrReplaceTempView("some")
+    return "some"
+
+
+def _assert_accelerated(frame: Any) -> None:
+    slash_runs.assert_same(slash_runs.rows_of(slash.accelerate(frame)), slash_runs.rows_of(frame))
+
+
+def test_a_field_of_a_struct_is_the_one_of_that_name(spark, broker):
+    """Also where a struct of one's own has the names of a window's fields in another order."""
+    mine = "CASE WHEN count(*) > 0 THEN named_struct('end', count(*), 'start', max(ip)) END"
+    _assert_accelerated(
+        spark.sql(
+            f"SELECT campaign, ({mine}).end AS x, ({mine}).start AS y"
+            f" FROM {_view(spark, broker)} GROUP BY campaign"
+        )
+    )
+
+
+def test_a_text_is_no_reference_to_a_setting(spark, broker):
+    """Spark's parser puts settings into SQL, and into none of a DataFrame's constants."""
+    text = F.lit("${spark.sql.session.timeZone}").alias("text")
+    rows = spark.table(_view(spark, broker)).groupBy("campaign")
+    _assert_accelerated(rows.agg(text, F.count("*")))
