@@ -20,6 +20,7 @@ from kdirect_spark.slash.refusal import unsupported
 MOST_NODES = 200_000
 LARGEST = 50_000  # nodes of one expression, after the columns below were put into it
 _SPARK = "org.apache.spark.sql."
+_ZONED = ("Cast", "TimestampAddInterval")  # of these it matters
 # Members that say which child is which; the order of the children is enough.
 _PLACES = frozenset(
     (
@@ -36,7 +37,8 @@ _PLACES = frozenset(
 class Node:
     """An expression: its class without the package, its operands, and what else it says, in the
     order of the names.  A literal has `value` and `type`, an attribute `id`, `name`, `type` and
-    `nullable`, an alias `id` and `name`; whatever has a type has it as `type`."""
+    `nullable`, an alias `id` and `name`; whatever has a type has it as `type`.  `zone` is the time
+    zone that the session had when it was analyzed, of what depends on it."""
 
     kind: str
     children: tuple[Node, ...] = ()
@@ -256,6 +258,8 @@ def _values(kind: str, value: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
         found["name"] = value["name"]
     if "dataType" in value:
         found["type"] = _type(value)
+    if kind in _ZONED and isinstance(value.get("timeZoneId"), str):
+        found["zone"] = value["timeZoneId"]
     return tuple(sorted(found.items()))
 
 

@@ -213,7 +213,8 @@ def _session(start: Node, end: Node, time_zone: str) -> Node | None:
     added = _pair(last, "TimestampAddInterval")
     if added is None or added[0] != time:
         return None
-    return node("@Window", time, how="session", gap=_gap(added[1], time_zone))
+    gap = _gap(added[1], last.get("zone", time_zone))
+    return node("@Window", time, how="session", gap=gap)
 
 
 def _gap(found: Node, time_zone: str) -> int:

@@ -50,7 +50,7 @@ def constant(found: Node, time_zone: str) -> Constant | None:
     if inner is None:
         return None
     if found.kind == "Cast":
-        return _cast(inner, found, time_zone)
+        return _cast(inner, found, found.get("zone", time_zone))
     if inner.value is None or (
         inner.type not in (*INTEGERS, *FLOATS) and not decimal_of(inner.type)
     ):

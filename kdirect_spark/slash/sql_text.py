@@ -84,6 +84,13 @@ class SqlText:
         return self.write(found.children[0])
 
     def _cast(self, found: Node) -> str:
+        zone = found.get("zone", self._time_zone)
+        if zone != self._time_zone:
+            raise unsupported(
+                f"the expression {describe(found)} was made in the time zone {zone}, and the"
+                f" session's is {self._time_zone} now",
+                "set spark.sql.session.timeZone before the DataFrame is made",
+            )
         return f"CAST({self._one(found)} AS {ddl(found.type)})"
 
     def _is_null(self, found: Node) -> str:

@@ -306,3 +306,23 @@ def test_a_text_is_no_reference_to_a_setting(spark, broker):
     text = F.lit("${spark.sql.session.timeZone}").alias("text")
     rows = spark.table(_view(spark, broker)).groupBy("campaign")
     _assert_accelerated(rows.agg(text, F.count("*")))
+
+
+def test_the_time_zone_is_the_one_that_the_data_frame_was_made_in(spark, broker):
+    view = _view(spark, broker)
+    first = spark.sql(f"SELECT cast(min(time) + INTERVAL 1 MINUTE AS string) FROM {view}").head()[0]
+    frames = [
+        spark.sql(f"SELECT {column} AS x, count(*) AS c FROM {view} {condition} GROUP BY campaign")
+        for column, condition in (
+            ("campaign", f"WHERE time < '{first}'"), ("cast(max(time) AS string)", "")
+        )
+    ]  # fmt: skip
+    expected = slash_runs.rows_of(frames[0])
+    spark.conf.set("spark.sql.session.timeZone", "Asia/Tokyo")
+    try:
+        assert slash_runs.rows_of(frames[0]) == expected
+        slash_runs.assert_same(slash_runs.rows_of(slash.accelerate(frames[0])), expected)
+        with pytest.raises(UnsupportedPlanError, match="made in the time zone UTC"):
+            slash.accelerate(frames[1])
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", "UTC")
