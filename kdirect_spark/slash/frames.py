@@ -84,15 +84,39 @@ def _as_declared(rows: Any, plan: SlashPlan, schema: Any) -> Any:
 
     values = [F.expr(column.sql) for column in plan.columns]
     found = rows.select(*values).schema.fields
+    values = [
+        value if had.dataType == wanted.dataType else value.cast(column.type)
+        for value, column, had, wanted in zip(values, plan.columns, found, schema.fields)
+    ]
+    # SQL that was written back may tell more or less of nulls than the plan did: a constant becomes
+    # a cast, a field of a window one of a struct.
+    found = rows.select(*values).schema.fields
     columns = []
     for value, column, had, wanted in zip(values, plan.columns, found, schema.fields):
-        if had.dataType != wanted.dataType:
-            value = value.cast(column.type)
         if wanted.nullable and not had.nullable:
             value = F.when(value.isNotNull(), value)  # Spark drops the condition later
+        elif had.nullable and not wanted.nullable and had.dataType.typeName() in _NOTHING:
+            value = F.coalesce(value, _nothing(had.dataType))
         metadata = {k: v for k, v in wanted.metadata.items() if k != WATERMARK}
         columns.append(value.alias(column.name, metadata=metadata))
     return rows.select(*columns)
+
+
+# A value of each simple type, which is not null, and for Spark cannot be.
+_NOTHING = {
+    "boolean": "false", "string": "''", "binary": "CAST('' AS binary)",
+    "date": "date_from_unix_date(0)", "timestamp": "timestamp_micros(0L)",
+    **dict.fromkeys(("byte", "short", "integer", "long", "float", "double"), "0Y"),
+    "decimal": "0.{}BD",
+}  # fmt: skip
+
+
+def _nothing(kind: Any) -> Any:
+    from pyspark.sql import functions as F
+
+    # A cast of a decimal may be null, but not where it keeps the digits behind the point.
+    text = _NOTHING[kind.typeName()].format("0" * getattr(kind, "scale", 0))
+    return F.expr(text).cast(kind)
 
 
 def _declared(element: Any, column: Any) -> Any:

@@ -273,6 +273,26 @@ def test_the_schema_is_that_of_spark_whatever_a_timestamp_is_in_the_session(spar
         spark.conf.set("spark.sql.session.timeZone", "UTC")
 
 
+# Constants, fields of windows and lists, in each type: what Spark says of their nulls.
+COMPUTED = (
+    "campaign, window.start AS begin, window, window.end AS e, cast(window.start AS string) AS t,"
+    " 1.5 AS a, 0.25BD AS b, 1e-7 AS c, -128Y AS d, cast(1.5 AS float) AS f, 'x' AS g,"
+    " date'2020-01-01' AS h, timestamp'2020-01-01 01:02:03' AS i, true AS j, -32768S AS k,"
+    " -9223372036854775808L AS l, count(*) AS m, max(ip) AS n, coalesce(max(ip), 1.5) AS o"
+)
+
+
+def test_the_schema_is_that_of_the_query(spark, broker):
+    frame = spark.sql(
+        f"SELECT {COMPUTED} FROM {_view(spark, broker)} GROUP BY window(time, '1 minute'), campaign"
+    )
+    fast = slash.accelerate(frame)
+    assert [(f.name, f.dataType, f.nullable) for f in fast.schema] == [
+        (f.name, f.dataType, f.nullable) for f in frame.schema
+    ]
+    slash_runs.assert_same(slash_runs.rows_of(fast), slash_runs.rows_of(frame))
+
+
 def _view(spark: Any, broker: Any) -> str:
     """A view of a topic of YSB."""
     workload, _ = WORKLOADS["ysb"]
