@@ -231,10 +231,13 @@ class _Joining:
                 result += "_"
             taken.add(result)
             results[side, name] = result
-        for side, name in chosen:
-            kind = (left, right)[side].types[name]
-            if kind == "timestamp(ns)" and name in (k[side].get("name") for k in self._keys):
-                raise unsupported(f"a join on {name} is not supported: it has nanoseconds")
+        for keys in self._keys:
+            for side, key in zip((left, right), keys):
+                if side.types[key.get("name")] == "timestamp(ns)":
+                    raise unsupported(
+                        f"a join on {key.get('name')} is not supported: it has nanoseconds",
+                        "declare it as timestamp(us)",
+                    )
         plan = JoinPlan(
             left=left,
             right=right,

@@ -346,3 +346,50 @@ def test_the_time_zone_is_the_one_that_the_data_frame_was_made_in(spark, broker)
             slash.accelerate(frames[1])
     finally:
         spark.conf.set("spark.sql.session.timeZone", "UTC")
+
+
+def test_times_are_instants_whatever_the_session_calls_a_timestamp(spark, broker):
+    view = _view(spark, broker)
+    spark.conf.set("spark.sql.timestampType", "TIMESTAMP_NTZ")
+    try:
+        frame = spark.sql(
+            "SELECT window, window.start AS begin, max(time) AS last, count(*) AS c"
+            f" FROM {view} GROUP BY window(time, '1 minute')"
+        )
+        assert dict(frame.dtypes)["last"] == "timestamp"
+        assert slash.accelerate(frame).dtypes == frame.dtypes
+        _assert_accelerated(frame)
+    finally:
+        spark.conf.set("spark.sql.timestampType", "TIMESTAMP_LTZ")
+
+
+def test_sets_of_nanoseconds_are_refused(spark, broker):
+    options = {
+        "kafka.bootstrap.servers": broker.bootstrap_servers,
+        "subscribe": "some",
+        "valueFormat": "json",
+        "valueSchema": "k long, at timestamp(us), t timestamp(ns)",
+    }
+    rows = spark.read.format("kdirect").options(**options).load()
+    frame = rows.groupBy(F.window("at", "1 minute"), "k").agg(F.collect_set("t"))
+    with pytest.raises(UnsupportedPlanError, match="t has nanoseconds"):
+        slash.accelerate(frame)
+
+
+def test_a_join_on_nanoseconds_is_refused_also_where_they_are_not_chosen(spark, broker):
+    """Spark compares their microseconds."""
+    options = {
+        "kafka.bootstrap.servers": broker.bootstrap_servers,
+        "valueFormat": "json",
+        "valueSchema": "k long, at timestamp(us), t timestamp(ns)",
+    }
+    left, right = (
+        spark.read.format("kdirect")
+        .options(**options, subscribe=topic)
+        .load()
+        .select(F.window("at", "1 minute").alias("w"), "k", "t")
+        for topic in ("left", "right")
+    )
+    same = (left["w"] == right["w"]) & (left["t"] == right["t"])
+    with pytest.raises(UnsupportedPlanError, match="t is not supported: it has nanoseconds"):
+        slash.accelerate(left.join(right, same).select(left["k"]))
