@@ -15,13 +15,13 @@ from typing import Any
 import pyarrow as pa
 
 from kdirect import metrics
-from kdirect.errors import StateProtocolError
+from kdirect.errors import FormatError, StateProtocolError
 from kdirect.format.bad_values import DropReason
 from kdirect.state.visitor import Visit, visit
 from kdirect_spark import worker
 from kdirect_spark.slash.batch_service import ask
 from kdirect_spark.slash.control_row import COLUMN, BatchRow, ControlRow, row_of
-from kdirect_spark.values import as_spark_takes
+from kdirect_spark.values import as_spark_takes, misfits
 
 log = logging.getLogger("kdirect_spark")
 
@@ -79,7 +79,7 @@ class Chunks:
         taken = [
             _list_as_spark_takes(kind, column, field.type.value_type)
             if kind.startswith("list<")
-            else as_spark_takes(kind, column)
+            else _as_spark_takes(kind, column)
             for kind, column, field in zip(self._kinds, batch.columns, fields)
         ]
         offsets = pa.array(_ends(batch), pa.int32())
@@ -109,10 +109,22 @@ def _ends(batch: pa.RecordBatch) -> list[int]:
     return ends
 
 
+def _as_spark_takes(kind: str, column: pa.Array) -> pa.Array:
+    """A column as Spark takes it.  FormatError where it has a time that Spark cannot hold: Spark's
+    own plan never sees such rows, which its source drops, but the engine has merged them."""
+    if misfits(kind, column) is not None:
+        raise FormatError(
+            f"a result of the type {kind} is no timestamp in microseconds of 64 bits, as Spark's"
+            " are",
+            hint="leave records with such times out, by a condition below the aggregate or join",
+        )
+    return as_spark_takes(kind, column)
+
+
 def _list_as_spark_takes(kind: str, column: pa.ListArray, wanted: pa.DataType) -> pa.ListArray:
     """A column of lists as Spark takes it.  No list is null: a group without values has an empty
     one.  Arrow's own cast of lists refuses nanoseconds that are no whole microseconds."""
-    values = as_spark_takes(kind.removeprefix("list<").removesuffix(">"), column.values)
+    values = _as_spark_takes(kind.removeprefix("list<").removesuffix(">"), column.values)
     return pa.ListArray.from_arrays(column.offsets, values, type=wanted)
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from itertools import count
 
 import pyarrow as pa
+import pytest
 
+from kdirect.errors import FormatError
 from kdirect_spark.slash.task import CHUNK_BYTES, CHUNK_ROWS, Chunks
 
 
@@ -59,3 +61,14 @@ def test_lists_of_nanoseconds_are_rounded_down_as_columns_are():
     assert ([len(each) for each in found.to_pylist()], numbers) == ([2, 0, 2], [-1, 1, 0, None])
     cut = chunks.of(pa.record_batch({"t": lists.slice(2, 1)}), count()).column("t").flatten()
     assert cut.flatten().cast(pa.int64()).to_pylist() == [0, None]
+
+
+@pytest.mark.parametrize("unit", ["s", "ms"])
+def test_a_time_that_spark_cannot_hold_is_named(unit):
+    chunks = _chunks(t=(f"timestamp({unit})", pa.timestamp("us", "UTC")))
+    column = pa.array([0, 1 << 62]).view(pa.timestamp(unit))
+    with pytest.raises(FormatError, match="microseconds of 64 bits") as caught:
+        chunks.of(pa.record_batch({"t": column}), count())
+    assert caught.value.hint and "condition" in caught.value.hint
+    found = chunks.of(pa.record_batch({"t": column.slice(0, 1)}), count())
+    assert found.column("t").flatten().cast(pa.int64()).to_pylist() == [0]

@@ -70,8 +70,8 @@ def test_what_a_stream_gives():
     assert supported("no-window").output_mode == "update"
     assert isinstance(supported("no-window").plan.window, NoWindow)
     assert supported("fixed").output_ddl == (
-        "`name` string, `window_start` timestamp NOT NULL, `window_end` timestamp NOT NULL,"
-        " `sum(x)` bigint, `max(id)` bigint"
+        "`name` string, `window_start` timestamp_ltz NOT NULL,"
+        " `window_end` timestamp_ltz NOT NULL, `sum(x)` bigint, `max(id)` bigint"
     )
 
 
