@@ -36,13 +36,20 @@ def frame_of(
     reader = session.readStream if plan.is_streaming else session.read
     control = reader.format(FORMAT).options(**options).load()
     columns = [_without_nulls(field) for field in StructType.fromDDL(plan.output_ddl)]
-    arrays = [f"column{i}" for i in range(len(columns))]
+    names = [f"column{i}" for i in range(len(columns))]
+    constant = {names[i] for i in plan.constant_outputs}
     declared = StructType(
         [
             StructField(CHUNK, LongType(), False),
             *(
-                StructField(name, ArrayType(column.dataType, column.nullable), False)
-                for name, column in zip(arrays, columns)
+                StructField(
+                    name,
+                    column.dataType
+                    if name in constant
+                    else ArrayType(column.dataType, column.nullable),
+                    False,
+                )
+                for name, column in zip(names, columns)
             ),
             *StructType.fromDDL(FIGURES_DDL).fields,
         ]
@@ -57,10 +64,15 @@ def frame_of(
     # One generator gives the rows, and every other column is taken from its array by position.  The
     # row of figures, whose arrays are empty, goes through the exchange too: the adaptive execution
     # drops the stage before an exchange that is empty from the plan, and with it what was observed.
-    first, *others = arrays
-    rows = rows.select(F.posexplode_outer(first).alias(POSITION, first), *others)
+    first = next(name for name in names if name not in constant)
+    rows = rows.select(
+        F.posexplode_outer(first).alias(POSITION, first), *(n for n in names if n != first)
+    )
     rows = rows.where(F.col(POSITION).isNotNull())
-    elements = [F.col(first), *(F.expr(f"{other}[{POSITION}]") for other in others)]
+    elements = [
+        F.col(name) if name in constant or name == first else F.expr(f"{name}[{POSITION}]")
+        for name in names
+    ]
     rows = rows.select(*(_declared(element, column) for element, column in zip(elements, columns)))
     if plan.having is not None:
         rows = rows.where(F.expr(plan.having))

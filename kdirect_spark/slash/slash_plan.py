@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from kdirect.format.fixed_layout import FixedLayout
-from kdirect.state.plan import Plan, plan_from_json
+from kdirect.state.plan import WINDOW_COLUMNS, Plan, plan_from_json
 from kdirect.state.schema import Field
 from kdirect.state.strict import Members, canonical, parse
-from kdirect.state.windows import NoWindow
+from kdirect.state.windows import NoWindow, Sliding, Tumbling
 
 VERSION = 1
 
@@ -108,6 +108,14 @@ class SlashPlan:
     def output_mode(self) -> str:
         """What the rows of a stream are: ``append`` once for each window, or ``update``."""
         return "update" if isinstance(self.plan.window, NoWindow) else "append"
+
+    @property
+    def constant_outputs(self) -> tuple[int, ...]:
+        """Those of `outputs` that change only from window to window, as the engine gives the rows
+        of one tumbling or sliding window after those of another.  Some other output is left."""
+        found = WINDOW_COLUMNS if isinstance(self.plan.window, Tumbling | Sliding) else ()
+        places = tuple(i for i, field in enumerate(self.plan.output) if field.name in found)
+        return places if len(places) < len(self.outputs) else ()
 
     @property
     def output_ddl(self) -> str:

@@ -12,6 +12,7 @@ from datetime import datetime, timedelta, timezone
 from itertools import count
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from kdirect import metrics
@@ -65,12 +66,16 @@ class Chunks:
 
     Between the tasks and the exchange, Spark works row by row.  It takes a third less for the whole
     way of a row when it moves arrays and takes them apart behind the exchange
-    (`kdirect_spark.slash.frames`).  `schema` is Arrow's: the number of the chunk, the arrays, the
-    figures; `kinds` are the engine's types of the columns."""
+    (`kdirect_spark.slash.frames`).  `schema` is Arrow's: the number of the chunk, the columns, the
+    figures; `kinds` are the engine's types of the columns.  A column whose type is no list there
+    has one value for all rows of a chunk: those of tumbling and sliding windows, which the engine
+    gives one after the other."""
 
     def __init__(self, schema: pa.Schema, kinds: Sequence[str]) -> None:
         self._schema = schema
         self._kinds = tuple(kinds)
+        fields = list(schema)[1:-1]
+        self._constant = [i for i, field in enumerate(fields) if not pa.types.is_list(field.type)]
 
     def of(self, batch: pa.RecordBatch, numbers: Iterator[int]) -> pa.RecordBatch:
         """Chunks of rows of the result, each with the next of `numbers`.  Columns are copied only
@@ -82,11 +87,15 @@ class Chunks:
             else _as_spark_takes(kind, column)
             for kind, column, field in zip(self._kinds, batch.columns, fields)
         ]
-        offsets = pa.array(_ends(batch), pa.int32())
+        offsets = pa.array(_ends(batch, [batch.column(i) for i in self._constant]), pa.int32())
         rows = len(offsets) - 1
         columns = [pa.array([next(numbers) for _ in range(rows)], number.type)]
-        for values, field in zip(taken, fields):
-            columns.append(pa.ListArray.from_arrays(offsets, values, type=field.type))
+        for i, (values, field) in enumerate(zip(taken, fields)):
+            columns.append(
+                values.take(offsets[:-1])
+                if i in self._constant
+                else pa.ListArray.from_arrays(offsets, values, type=field.type)
+            )
         columns.append(pa.nulls(rows, figures.type))
         return pa.record_batch(columns, schema=self._schema)
 
@@ -94,19 +103,33 @@ class Chunks:
         """The row of figures, which executor 0 gives."""
         found = figures_of(visit.batch, visit.counts, visit.closes)
         number, *fields, figures = self._schema
-        columns = [pa.array([0], number.type), *(pa.array([[]], field.type) for field in fields)]
+        columns = [pa.array([0], number.type)]
+        for field in fields:
+            columns.append(pa.array([[] if pa.types.is_list(field.type) else 0], field.type))
         return pa.record_batch([*columns, pa.array([found], figures.type)], schema=self._schema)
 
 
-def _ends(batch: pa.RecordBatch) -> list[int]:
-    """Where the chunks of a batch begin and end: a chunk whose rows are wide has fewer of them."""
+def _ends(batch: pa.RecordBatch, constant: Sequence[pa.Array]) -> list[int]:
+    """Where the chunks of a batch begin and end: the columns of `constant`, which are times, do not
+    change within one, and a chunk whose rows are wide has fewer of them."""
+    is_wide = batch.nbytes > CHUNK_BYTES
     ends = [0]
-    while ends[-1] < batch.num_rows:
-        rows = min(CHUNK_ROWS, batch.num_rows - ends[-1])
-        while rows > 1 and batch.slice(ends[-1], rows).nbytes > CHUNK_BYTES:
-            rows //= 2
-        ends.append(ends[-1] + rows)
+    for end in _changes(batch.num_rows, constant):
+        while ends[-1] < end:
+            rows = min(CHUNK_ROWS, end - ends[-1])
+            while is_wide and rows > 1 and batch.slice(ends[-1], rows).nbytes > CHUNK_BYTES:
+                rows //= 2
+            ends.append(ends[-1] + rows)
     return ends
+
+
+def _changes(rows: int, constant: Sequence[pa.Array]) -> list[int]:
+    """The ends of the runs of equal rows."""
+    changes = np.zeros(max(0, rows - 1), np.bool_)
+    for column in constant:
+        values = column.view(pa.int64()).to_numpy()
+        changes |= values[1:] != values[:-1]
+    return [*(np.flatnonzero(changes) + 1).tolist(), rows]
 
 
 def _as_spark_takes(kind: str, column: pa.Array) -> pa.Array:

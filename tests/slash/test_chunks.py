@@ -11,9 +11,13 @@ from kdirect.errors import FormatError
 from kdirect_spark.slash.task import CHUNK_BYTES, CHUNK_ROWS, Chunks
 
 
-def _chunks(**kinds: tuple[str, pa.DataType]) -> Chunks:
-    """Of columns: the engine's type, and Arrow's as Spark takes it."""
-    fields = [pa.field(name, pa.list_(wanted)) for name, (_, wanted) in kinds.items()]
+def _chunks(constant: tuple[str, ...] = (), **kinds: tuple[str, pa.DataType]) -> Chunks:
+    """Of columns: the engine's type, and Arrow's as Spark takes it; and those that do not change
+    within a chunk."""
+    fields = [
+        pa.field(name, wanted if name in constant else pa.list_(wanted))
+        for name, (_, wanted) in kinds.items()
+    ]
     schema = pa.schema(
         [
             pa.field("chunk", pa.int64()),
@@ -49,6 +53,35 @@ def test_rows_that_fit_are_cut_by_their_number():
     chunks = _chunks(k=("int64", pa.int64()))
     found = chunks.of(pa.record_batch({"k": pa.array(range(2 * CHUNK_ROWS + 7))}), count())
     assert [len(each) for each in found.column("k").to_pylist()] == [CHUNK_ROWS, CHUNK_ROWS, 7]
+
+
+def test_a_chunk_has_rows_of_one_window():
+    time = pa.timestamp("us", "UTC")
+    chunks = _chunks(
+        ("start", "end"),
+        k=("int64", pa.int64()),
+        start=("timestamp(us)", time),
+        end=("timestamp(us)", time),
+    )
+    runs = [1, 3, CHUNK_ROWS + 1, 2]  # rows of each window
+    starts = [10 * i for i, run in enumerate(runs) for _ in range(run)]
+    ends = [start + (20 if start < 30 else 10) for start in starts]
+    batch = pa.record_batch(
+        {
+            "k": pa.array(range(len(starts))),
+            "start": pa.array(starts, pa.timestamp("us")),
+            "end": pa.array(ends, pa.timestamp("us")),
+        }
+    )
+    found = chunks.of(batch, count())
+    lists = found.column("k").to_pylist()
+    assert [len(each) for each in lists] == [1, 3, CHUNK_ROWS, 1, 2]
+    assert [k for each in lists for k in each] == list(range(len(starts)))
+    for name, wanted in (("start", [0, 10, 20, 20, 30]), ("end", [20, 30, 40, 40, 40])):
+        assert found.column(name).cast(pa.int64()).to_pylist() == wanted
+    last = chunks.of(batch.slice(len(starts) - 1), count())
+    assert last.column("start").cast(pa.int64()).to_pylist() == [30]
+    assert chunks.of(batch.slice(0, 0), count()).num_rows == 0
 
 
 def test_lists_of_nanoseconds_are_rounded_down_as_columns_are():
