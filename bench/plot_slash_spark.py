@@ -31,8 +31,8 @@ def settings(figures: list[dict[str, Any]]) -> dict[str, dict[str, dict[str, tup
         if f["row"] not in ROWS:
             continue
         said = f["settings"]
-        keys = f"{said['keys']:,} keys, " if "keys" in said else ""
-        name = f"{f['row'].removeprefix('slash-').upper()}\n{keys}{said['batch_events'] / 1e6:g} M"
+        keys = f"\n{said['keys']:,} keys" if "keys" in said else ""
+        name = f"{f['row'].removeprefix('slash-').upper()}\n{said['batch_events'] / 1e6:g} M{keys}"
         of_unit = found.setdefault(name, {}).setdefault(f["unit"], {})
         of_unit["slash"] = f["value"], False
         of_unit[f["against"].removesuffix(FASTER)] = f["against_value"], said["against_cut_off"]

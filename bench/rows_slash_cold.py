@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from rows_slash import EXECUTORS, PARTITIONS, free_bytes
-from rows_slash_spark import CHECKPOINTS, PATIENCE_S, SLASH, STORE, STORES, spark_session
+from rows_slash_spark import CHECKPOINTS, PATIENCE_S, SLASH, STORE, STORES, spark_session, unload
 from sides import Figure, figure
 
 import kdirect
@@ -120,19 +120,14 @@ class Cold:
                 filled, _ = started(self._frame(), checkpoint, FILL_PATIENCE_S, measures_all=True)
                 if filled is None:
                     return {}
-                self._unload()
+                unload(self._spark)
                 self._write()
                 took, _ = started(
                     self._frame(), checkpoint, PATIENCE_S, measures_all=False, goes_on=False
                 )
                 return {FILL: filled, COLD: PATIENCE_S if took is None else took}
             finally:
-                self._unload()
-
-    def _unload(self) -> None:
-        """What the state stores of stopped queries keep in this JVM goes."""
-        package = self._spark.sparkContext._jvm.org.apache.spark.sql.execution.streaming.state
-        getattr(getattr(package, "StateStore$"), "MODULE$").stop()
+                unload(self._spark)
 
 
 def started(

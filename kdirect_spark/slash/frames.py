@@ -7,6 +7,7 @@ chunks, by the hash of a chunk's number, because a round robin would sort them f
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from kdirect_spark.slash.slash_plan import SlashPlan
@@ -30,30 +31,13 @@ def frame_of(
     clients; `name`: of the observed figures; `schema`: Spark's of the result."""
     from pyspark.sql import functions as F
     from pyspark.sql.pandas.types import to_arrow_schema
-    from pyspark.sql.types import ArrayType, LongType, StructField, StructType
+    from pyspark.sql.types import StructType
 
     session.dataSource.register(KdirectSlashSource)
     reader = session.readStream if plan.is_streaming else session.read
     control = reader.format(FORMAT).options(**options).load()
     columns = [_without_nulls(field) for field in StructType.fromDDL(plan.output_ddl)]
-    names = [f"column{i}" for i in range(len(columns))]
-    constant = {names[i] for i in plan.constant_outputs}
-    declared = StructType(
-        [
-            StructField(CHUNK, LongType(), False),
-            *(
-                StructField(
-                    name,
-                    column.dataType
-                    if name in constant
-                    else ArrayType(column.dataType, column.nullable),
-                    False,
-                )
-                for name, column in zip(names, columns)
-            ),
-            *StructType.fromDDL(FIGURES_DDL).fields,
-        ]
-    )
+    declared = _chunks(columns, plan.constant_outputs)
     chunks = Chunks(
         to_arrow_schema(declared, timezone="UTC"), [field.type for field in plan.plan.output]
     )
@@ -61,22 +45,49 @@ def frame_of(
     rows = rows.observe(name, F.max(FIGURES).alias(FIGURES))
     partitions = int(session.conf.get("spark.sql.shuffle.partitions"))
     rows = rows.drop(FIGURES).repartition(partitions, F.col(CHUNK))
-    # One generator gives the rows, and every other column is taken from its array by position.  The
-    # row of figures, whose arrays are empty, goes through the exchange too: the adaptive execution
-    # drops the stage before an exchange that is empty from the plan, and with it what was observed.
-    first = next(name for name in names if name not in constant)
-    rows = rows.select(
-        F.posexplode_outer(first).alias(POSITION, first), *(n for n in names if n != first)
-    )
-    rows = rows.where(F.col(POSITION).isNotNull())
-    elements = [
-        F.col(name) if name in constant or name == first else F.expr(f"{name}[{POSITION}]")
-        for name in names
-    ]
-    rows = rows.select(*(_declared(element, column) for element, column in zip(elements, columns)))
+    rows = _taken_apart(rows, columns, plan.constant_outputs)
     if plan.having is not None:
         rows = rows.where(F.expr(plan.having))
     return _as_declared(rows, plan, schema)
+
+
+def _chunks(columns: Sequence[Any], constant: Sequence[int]) -> Any:
+    """The declaration of chunks of rows with these columns."""
+    from pyspark.sql.types import ArrayType, LongType, StructField, StructType
+
+    fields = [StructField(CHUNK, LongType(), False)]
+    for i, column in enumerate(columns):
+        kind = column.dataType
+        if i not in constant:
+            kind = ArrayType(kind, column.nullable)
+        fields.append(StructField(_place(i), kind, False))
+    return StructType([*fields, *StructType.fromDDL(FIGURES_DDL).fields])
+
+
+def _place(number: int) -> str:
+    """The name of a column within a chunk."""
+    return f"column{number}"
+
+
+def _taken_apart(rows: Any, columns: Sequence[Any], constant: Sequence[int]) -> Any:
+    """The rows of chunks.  One generator gives them, and every other column is taken from its array
+    by position.
+
+    The row of figures, whose arrays are empty, has gone through the exchange too: the adaptive
+    execution drops the stage before an exchange that is empty from the plan, and with it what was
+    observed."""
+    from pyspark.sql import functions as F
+
+    places = range(len(columns))
+    first = next(i for i in places if i not in constant)
+    generated = F.posexplode_outer(_place(first)).alias(POSITION, _place(first))
+    rows = rows.select(generated, *(_place(i) for i in places if i != first))
+    rows = rows.where(F.col(POSITION).isNotNull())
+    elements = [
+        F.col(_place(i)) if i == first or i in constant else F.expr(f"{_place(i)}[{POSITION}]")
+        for i in places
+    ]
+    return rows.select(*(_declared(element, column) for element, column in zip(elements, columns)))
 
 
 def _without_nulls(field: Any) -> Any:

@@ -194,7 +194,10 @@ def layout_of(cells: Sequence[Cell], executors: int, *, nullable: bool = True,
         initial += cell.initial * (executors if cell.lanes else 1)
         delta += cell.initial
     if bit > 64:
-        raise ConfigError("a plan may have at most 64 sums, minima and maxima")
+        raise ConfigError(
+            "a plan may have at most 64 sums, minima and maxima",
+            hint="compute the others in a second plan, or query",
+        )
     described = repr((keys, [(int(c.kernel), c.words, c.form) for c in cells], inputs, has_seen))
     return StateLayout(
         cells=tuple(cells), inputs=tuple(inputs), executors=executors, has_seen=has_seen,
