@@ -30,6 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rows_direct import _cpu_seconds
 from rows_slash import BATCHES, EXECUTORS, PARTITIONS, free_bytes, timed_job
 from sides import Figure, figure, spread_of
 
@@ -40,7 +41,7 @@ from kdirect_spark import session_builder, slash
 from kdirect_spark.slash import workload_queries
 
 PATIENCE_S = 120.0
-ROUNDS, QUICK_ROUNDS = 3, 1
+ROUNDS = 3
 CHECKPOINTS = "/dev/shm"
 SPARK = {
     "spark.ui.enabled": "false",
@@ -87,18 +88,10 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
-TICKS = os.sysconf("SC_CLK_TCK")
-
-
-def process_seconds(pid: int) -> float:
-    """CPU seconds of a process, also of its threads that have ended: a JVM ends its compilers."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / TICKS
-
-
 class CpuClock:
     """CPU seconds of this process and all that it starts, those that ended meanwhile included as
-    far as they were seen.  A thread looks often, since Spark ends workers whenever it likes."""
+    far as they were seen.  A thread looks often, since Spark ends workers whenever it likes.  Time
+    is taken of whole processes, since a JVM ends threads that compile."""
 
     def __init__(self) -> None:
         self._seen: dict[int, float] = {}
@@ -116,7 +109,7 @@ class CpuClock:
         with self._lock:
             for pid in descendants(os.getpid()):
                 try:
-                    self._seen[pid] = process_seconds(pid)
+                    self._seen[pid] = _cpu_seconds(pid)
                 except OSError:
                     continue
             return sum(self._seen.values())
@@ -287,11 +280,9 @@ def compared(row: str, setting: Setting, found: dict[str, Rates]) -> Iterator[Fi
             )
 
 
-def measured_settings(
-    row: str, seconds: float, quick: bool, settings: list[Setting]
-) -> list[Figure]:
+def measured_settings(row: str, quick: bool, settings: list[Setting]) -> list[Figure]:
     """`row` for each of the settings."""
-    rounds = QUICK_ROUNDS if quick else ROUNDS
+    rounds = 1 if quick else ROUNDS
     figures: list[Figure] = []
     clock = CpuClock()
     with kdirect.Broker() as broker:
@@ -327,7 +318,7 @@ def slash_ysb(seconds: float, quick: bool) -> list[Figure]:
         events = events_of(wanted, 96, quick)
         workload = kdirect.workloads.ysb(keys=keys, step_us=WINDOW_S * 1_000_000 // events)
         settings.append(Setting("ysb", workload, events, {"keys": keys}, {}))
-    return measured_settings("slash-ysb", seconds, quick, settings)
+    return measured_settings("slash-ysb", quick, settings)
 
 
 def slash_nb7(seconds: float, quick: bool) -> list[Figure]:
@@ -335,7 +326,7 @@ def slash_nb7(seconds: float, quick: bool) -> list[Figure]:
     events = events_of(MOST_EVENTS, 50, quick)
     workload = kdirect.workloads.nexmark(pareto=1.1, step_us=WINDOW_S * 1_000_000 // events)
     return measured_settings(
-        "slash-nb7", seconds, quick, [Setting("nb7", workload, events, {"pareto": 1.1}, {})]
+        "slash-nb7", quick, [Setting("nb7", workload, events, {"pareto": 1.1}, {})]
     )
 
 
@@ -343,25 +334,21 @@ def slash_nb8(seconds: float, quick: bool) -> list[Figure]:
     """NEXMark 8: persons and their auctions in windows of 12 hours, four auctions a person."""
     events = events_of(10_000_000, 200, quick)
     workload = kdirect.workloads.nexmark(paper=True, step_us=12 * 3_600_000_000 // events)
-    return measured_settings(
-        "slash-nb8", seconds, quick, [Setting("nb8", workload, events, {}, {})]
-    )
+    return measured_settings("slash-nb8", quick, [Setting("nb8", workload, events, {}, {})])
 
 
 def slash_nb11(seconds: float, quick: bool) -> list[Figure]:
     """NEXMark 11: bids of a bidder's session, a gap of ten seconds."""
     events = events_of(MOST_EVENTS, 50, quick)
     workload = kdirect.workloads.nexmark(step_us=WINDOW_S * 1_000_000 // events)
-    return measured_settings(
-        "slash-nb11", seconds, quick, [Setting("nb11", workload, events, {}, {})]
-    )
+    return measured_settings("slash-nb11", quick, [Setting("nb11", workload, events, {}, {})])
 
 
 def slash_cm(seconds: float, quick: bool) -> list[Figure]:
     """CM: the mean CPU of each job in two seconds."""
     events = events_of(MOST_EVENTS, 80, quick)
     return measured_settings(
-        "slash-cm", seconds, quick, [Setting("cm", kdirect.workloads.cm(), events, {}, {})]
+        "slash-cm", quick, [Setting("cm", kdirect.workloads.cm(), events, {}, {})]
     )
 
 
@@ -369,6 +356,4 @@ def slash_ro(seconds: float, quick: bool) -> list[Figure]:
     """RO: how often each of 100 M keys occurs in ten minutes."""
     events = events_of(10_000_000, 32, quick)
     workload = kdirect.workloads.ro(window="10 minutes", step_us=WINDOW_S * 1_000_000 // events)
-    return measured_settings(
-        "slash-ro", seconds, quick, [Setting("ro_window", workload, events, {}, {})]
-    )
+    return measured_settings("slash-ro", quick, [Setting("ro_window", workload, events, {}, {})])

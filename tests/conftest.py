@@ -25,7 +25,7 @@ from hypothesis import settings
 from tests import beside
 from tests.support import BrokerProcess, jars_module
 
-JARS = {"broker_jars", "connector_jars"}
+JARS = {"broker_jars", "connector_jars", "delta_jars"}
 MAY_SKIP = ("needs root", "needs an RNIC")
 IN_CI = os.environ.get("CI", "").lower() not in ("", "0", "false")
 SEED = int(

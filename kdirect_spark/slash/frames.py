@@ -118,8 +118,8 @@ def _as_declared(rows: Any, plan: SlashPlan, schema: Any) -> Any:
     for value, column, had, wanted in zip(values, plan.columns, found, schema.fields):
         if wanted.nullable and not had.nullable:
             value = F.when(value.isNotNull(), value)  # Spark drops the condition later
-        elif had.nullable and not wanted.nullable and had.dataType.typeName() in _NOTHING:
-            value = F.coalesce(value, _nothing(had.dataType))
+        elif had.nullable and not wanted.nullable:
+            value = _never_null(value, had.dataType)
         metadata = {k: v for k, v in wanted.metadata.items() if k != WATERMARK}
         columns.append(value.alias(column.name, metadata=metadata))
     return rows.select(*columns)
@@ -130,25 +130,24 @@ _NOTHING = {
     "boolean": "false", "string": "''", "binary": "CAST('' AS binary)",
     "date": "date_from_unix_date(0)", "timestamp": "timestamp_micros(0L)",
     **dict.fromkeys(("byte", "short", "integer", "long", "float", "double"), "0Y"),
-    "decimal": "0.{}BD",
+    "decimal": "0.{}BD", "array": "array()",
 }  # fmt: skip
 
 
-def _nothing(kind: Any) -> Any:
+def _never_null(value: Any, kind: Any) -> Any:
+    """A value of the type `kind` of which Spark does not see that it is never null.  A struct stays
+    as it is."""
     from pyspark.sql import functions as F
 
+    text = _NOTHING.get(kind.typeName())
+    if text is None:
+        return value
     # A cast of a decimal may be null, but not where it keeps the digits behind the point.
-    text = _NOTHING[kind.typeName()].format("0" * getattr(kind, "scale", 0))
-    return F.expr(text).cast(kind)
+    return F.coalesce(value, F.expr(text.format("0" * getattr(kind, "scale", 0))).cast(kind))
 
 
 def _declared(element: Any, column: Any) -> Any:
-    """An element of an array as the column that it is of: null only where that may be null, which
-    Spark does not see."""
-    from pyspark.sql import functions as F
-    from pyspark.sql.types import ArrayType
-
+    """An element of an array as the column that it is of."""
     if not column.nullable:
-        empty = F.array() if isinstance(column.dataType, ArrayType) else F.lit(0)
-        element = F.coalesce(element, empty.cast(column.dataType))
+        element = _never_null(element, column.dataType)
     return element.alias(column.name)

@@ -125,6 +125,11 @@ def missing_packages() -> list[str]:
     return sorted(missing)
 
 
+def cache() -> Path:
+    """Where what was made for guests is kept."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "kdirect", "guest")
+
+
 def prepare() -> Image:
     """Check what is needed and make, or find, the image.  GuestError names what is missing."""
     if platform.machine() != "x86_64":
@@ -147,7 +152,7 @@ def prepare() -> Image:
     recipe.update(f"{release} {status.st_size} {status.st_mtime_ns} {BOOT_MODULES}".encode())
     for source in (Path(__file__), HERE / "init.sh", HERE / "command.sh"):
         recipe.update(source.read_bytes())
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "kdirect", "guest")
+    home = cache()
     directory = home / f"{release}-{recipe.hexdigest()[:12]}"
     if not directory.exists():
         partial = home / f"{directory.name}.{os.getpid()}"

@@ -17,7 +17,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.guest.image import GuestError
+from tests.guest.image import GuestError, cache
 
 # One compiler and the plain collector: fewer threads, and less code to translate.
 OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
@@ -41,7 +41,7 @@ def archive() -> Path:
         raise GuestError(f"Spark needs Java: {e}; install it, or set JAVA_HOME") from e
     recipe = f"{says!r} {pyspark.__version__} {pyspark.__file__} {OPTIONS}"
     name = f"classes-{hashlib.sha256(recipe.encode()).hexdigest()[:12]}.jsa"
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "kdirect", "guest")
+    home = cache()
     home.mkdir(parents=True, exist_ok=True)
     if not (home / name).exists():
         partial = home / f"{name}.{os.getpid()}"

@@ -348,21 +348,6 @@ def test_the_time_zone_is_the_one_that_the_data_frame_was_made_in(spark, broker)
         spark.conf.set("spark.sql.session.timeZone", "UTC")
 
 
-def test_times_are_instants_whatever_the_session_calls_a_timestamp(spark, broker):
-    view = _view(spark, broker)
-    spark.conf.set("spark.sql.timestampType", "TIMESTAMP_NTZ")
-    try:
-        frame = spark.sql(
-            "SELECT window, window.start AS begin, max(time) AS last, count(*) AS c"
-            f" FROM {view} GROUP BY window(time, '1 minute')"
-        )
-        assert dict(frame.dtypes)["last"] == "timestamp"
-        assert slash.accelerate(frame).dtypes == frame.dtypes
-        _assert_accelerated(frame)
-    finally:
-        spark.conf.set("spark.sql.timestampType", "TIMESTAMP_LTZ")
-
-
 def test_sets_of_nanoseconds_are_refused(spark, broker):
     options = {
         "kafka.bootstrap.servers": broker.bootstrap_servers,
