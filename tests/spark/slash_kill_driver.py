@@ -52,7 +52,9 @@ def session(kills: Path, jars: list[str]) -> Any:
         builder = builder.config(name, value)
     found = builder.getOrCreate()
     jvm = found.sparkContext._jvm.java.lang.ProcessHandle.current().pid()
-    (kills / PIDS).write_text(json.dumps([os.getpid(), jvm]))
+    unnamed = kills / f"{PIDS}.new"
+    unnamed.write_text(json.dumps([os.getpid(), jvm]))
+    unnamed.rename(kills / PIDS)  # whoever sees it finds it whole
     return found
 
 
