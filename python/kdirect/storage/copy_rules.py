@@ -1,0 +1,166 @@
+"""What the configuration of a tiered topic means for one log: which segment is copied next, and
+where the log may begin.  Pure functions over facts of one moment.
+
+Sizes are bytes, times are milliseconds since the epoch, -1 means without limit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from kdirect.storage.remote_segments import RemoteSegments
+
+
+class LocalSegment(NamedTuple):
+    """A sealed segment that is here.  `newest_ms`: its largest timestamp; where no record has one,
+    when its file was last written."""
+
+    base_offset: int
+    end_offset: int
+    size: int
+    newest_ms: int
+
+
+class LocalLog(NamedTuple):
+    """What a partition says of itself at one moment.
+
+    Whole log: from `log_start_offset` to `end_offset`.  Here: from `local_start_offset` on, in
+    `sealed` segments, oldest first, and in the active one, which has `active_bytes`.  Records below
+    `stable_offset` are committed and of no open transaction.  `epochs`: (leader epoch, offset at
+    which it starts), ascending."""
+
+    log_start_offset: int
+    local_start_offset: int
+    stable_offset: int
+    end_offset: int
+    sealed: tuple[LocalSegment, ...]
+    active_bytes: int
+    epochs: tuple[tuple[int, int], ...]
+
+    @property
+    def size(self) -> int:
+        return sum(segment.size for segment in self.sealed) + self.active_bytes
+
+
+class TierConfig(NamedTuple):
+    """The settings of a tiered topic.  `copies`: are further segments copied
+    (``remote.log.copy.disable``)?  `deletes_all`: is the topic tiered no longer, and all that was
+    copied to be deleted (``remote.log.delete.on.disable``)?  The lags are those of KIP-1241, where
+    0 copies at once; where a topic says -1 they are the limits of local retention."""
+
+    copies: bool = True
+    deletes_all: bool = False
+    retention_ms: int = -1
+    retention_bytes: int = -1
+    copy_lag_ms: int = 0
+    copy_lag_bytes: int = 0
+
+
+class Span(NamedTuple):
+    """Offsets of the log up to `end_offset`, in a remote segment or a sealed local one."""
+
+    end_offset: int
+    size: int
+    newest_ms: int
+
+
+def next_to_copy(
+    local: LocalLog, config: TierConfig, tiered_end: int, now_ms: int
+) -> LocalSegment | None:
+    """The oldest sealed segment that is not copied up to its end, if it may be copied now: only
+    what is below the last stable offset, and only once the copy lag is over (KIP-1241)."""
+    if not config.copies or config.deletes_all:
+        return None
+    behind = local.size
+    for segment in local.sealed:
+        behind -= segment.size
+        if segment.end_offset <= max(tiered_end, local.log_start_offset):
+            continue
+        if segment.end_offset > local.stable_offset:
+            return None
+        return segment if _lag_is_over(segment, config, behind, now_ms) else None
+    return None
+
+
+def _lag_is_over(segment: LocalSegment, config: TierConfig, behind: int, now_ms: int) -> bool:
+    """`behind`: how many bytes of the local log come after the segment."""
+    lag_ms, lag_bytes = config.copy_lag_ms, config.copy_lag_bytes
+    if lag_ms == 0 or lag_bytes == 0:
+        return True
+    age_ms = now_ms - segment.newest_ms
+    old = lag_ms > 0 and (age_ms >= lag_ms or age_ms < 0)  # a time to come says nothing
+    return old or (lag_bytes > 0 and behind >= lag_bytes)
+
+
+def kept_from(
+    local: LocalLog, remote: RemoteSegments, tiered_end: int, config: TierConfig, now_ms: int
+) -> int:
+    """Where the log begins by ``retention.ms`` and ``retention.bytes``, which count both tiers: the
+    end of the last span that need not be kept, or the present log start.  The active segment is
+    always kept, and so is what is not committed."""
+    start = local.log_start_offset
+    if config.retention_ms >= 0:
+        for span in _spans(local, remote, start):
+            if now_ms - span.newest_ms <= config.retention_ms:
+                break
+            start = span.end_offset
+    if config.retention_bytes >= 0:
+        excess = whole_size(local, remote, tiered_end, start) - config.retention_bytes
+        for span in _spans(local, remote, start) if excess > 0 else ():
+            excess -= span.size
+            if excess < 0:
+                break
+            start = span.end_offset
+    return start
+
+
+def whole_size(local: LocalLog, remote: RemoteSegments, tiered_end: int, start: int) -> int:
+    """Bytes of the log from `start` on, each counted once wherever it lies."""
+    return remote.bytes_from(start) + untiered_bytes(local, max(tiered_end, start))
+
+
+def untiered_bytes(local: LocalLog, tiered_end: int) -> int:
+    """Bytes of the local log from `tiered_end` on."""
+    total = local.active_bytes
+    for segment in local.sealed:
+        if segment.end_offset > tiered_end:
+            span = segment.end_offset - segment.base_offset
+            missing = segment.end_offset - max(tiered_end, segment.base_offset)
+            total += segment.size * missing // span
+    return total
+
+
+def _spans(local: LocalLog, remote: RemoteSegments, start: int) -> Iterator[Span]:
+    """The log from `start` on in spans that retention keeps or drops, as far as it is sealed,
+    committed and without a gap."""
+    offset = start
+    while True:
+        segment = remote.at(offset)
+        if segment is not None:
+            share = segment.size * (segment.end_offset - offset)
+            size = share // (segment.end_offset - segment.base_offset)
+            newest = segment.max_timestamp_ms
+            if newest < 0:
+                newest = segment.event_timestamp_ms  # when it was copied
+            span = Span(segment.end_offset, size, newest)
+        else:
+            found = next((s for s in local.sealed if s.base_offset <= offset < s.end_offset), None)
+            if found is None or found.size == 0:
+                return
+            span = Span(found.end_offset, found.size, found.newest_ms)
+        if span.end_offset > local.stable_offset:
+            return
+        yield span
+        offset = span.end_offset
+
+
+__all__ = [
+    "LocalLog",
+    "LocalSegment",
+    "TierConfig",
+    "kept_from",
+    "next_to_copy",
+    "untiered_bytes",
+    "whole_size",
+]

@@ -1,0 +1,131 @@
+"""What a `RemoteLog` is told, and what it has done: its events and effects.  Values only."""
+
+from __future__ import annotations
+
+import enum
+import uuid
+from typing import NamedTuple, TypeAlias
+
+from kdirect.format.remote_metadata import (
+    RemotePartitionDelete,
+    RemoteSegment,
+    RemoteSegmentUpdate,
+)
+from kdirect.storage.copy_rules import LocalLog, TierConfig
+
+Record: TypeAlias = RemoteSegment | RemoteSegmentUpdate | RemotePartitionDelete
+
+
+# -- events ----------------------------------------------------------------------------------------
+
+
+class Found(enum.Enum):
+    """What is at the key of a segment."""
+
+    SOUND = "the whole object that the metadata tells of"
+    UNSOUND = "nothing, a part, or something damaged"
+    FOREIGN = "an object of another cluster or topic: it is left alone"
+    UNKNOWN = "the store did not answer"
+
+
+class Recorded(NamedTuple):
+    record: Record
+
+
+class Unrecorded(NamedTuple):
+    record: Record
+
+
+class Loaded(NamedTuple):
+    """See the table."""
+
+
+class Looked(NamedTuple):
+    now_ms: int
+    local: LocalLog
+    config: TierConfig
+
+
+class PutEnded(NamedTuple):
+    """`object_bytes`: the length of what is stored; None: it is not there, or nobody knows."""
+
+    segment_id: uuid.UUID
+    object_bytes: int | None
+
+
+class Checked(NamedTuple):
+    """`object_bytes` of a sound object."""
+
+    segment_id: uuid.UUID
+    found: Found
+    object_bytes: int = 0
+
+
+class DeleteEnded(NamedTuple):
+    segment_id: uuid.UUID
+    done: bool
+
+
+class LogStartMoved(NamedTuple):
+    offset: int
+
+
+class TopicDeleted(NamedTuple):
+    """See the table."""
+
+
+Event: TypeAlias = (
+    Recorded | Unrecorded | Loaded | Looked | PutEnded | Checked | DeleteEnded | LogStartMoved
+    | TopicDeleted
+)  # fmt: skip
+
+
+# -- effects ---------------------------------------------------------------------------------------
+
+
+class Write(NamedTuple):
+    """Append the record to the metadata topic; answer with `Recorded` or `Unrecorded`."""
+
+    record: Record
+
+
+class Put(NamedTuple):
+    """Upload the local segment that begins at the base offset of `segment`; `PutEnded`."""
+
+    segment: RemoteSegment
+
+
+class Check(NamedTuple):
+    """Look at the object of `segment`; `Checked`."""
+
+    segment: RemoteSegment
+
+
+class Delete(NamedTuple):
+    """Delete the object of `segment`; absent is as good as deleted; `DeleteEnded`."""
+
+    segment: RemoteSegment
+
+
+class MoveLogStart(NamedTuple):
+    """Have the log begin at `offset`, durably; `LogStartMoved`, or nothing when it fails: the next
+    `Looked` asks again."""
+
+    offset: int
+
+
+class Tiered(NamedTuple):
+    """Local segments that end at `end_offset` or below may go, and no others; -1: none."""
+
+    end_offset: int
+
+
+class LookAgain(NamedTuple):
+    """There may be more to copy or to delete: send `Looked` soon."""
+
+
+class Forget(NamedTuple):
+    """Nothing is left of a deleted topic's partition."""
+
+
+Effect: TypeAlias = Write | Put | Check | Delete | MoveLogStart | Tiered | LookAgain | Forget
