@@ -41,6 +41,7 @@ _ERRORS = (
     "CoordinatorUnavailableError",
     "CorruptBatchError",
     "CorruptLogError",
+    "CorruptObjectError",
     "CorruptMetadataError",
     "DataLossError",
     "DeliveryError",

@@ -66,6 +66,11 @@ class BatchTooLargeError(CorruptBatchError):
     The batch itself may be valid."""
 
 
+class CorruptObjectError(FormatError):
+    """What an object store holds of a remote segment is not what was written: a section, the
+    footer, or whose segment it is.  The message names the part."""
+
+
 class UnsupportedFormatError(FormatError):
     """The bytes are well-formed, but of a version or codec that this build cannot read."""
 

@@ -81,6 +81,63 @@ The order wraps around out of the top.  A position beyond the file says that the
 first reservation that passes its end makes all later ones do so too, so exactly the orders below it
 are valid.  The broker closes a word by adding ``1 << 46``.  Reservations that fail after that are
 below 2**31 bytes each, so it would take 2**15 of them to reach the order.
+
+Object (a remote segment with its indexes, as it lies in an object store; what is kdirect's own in
+it is little endian).  The sections follow each other without gaps and may be empty, but for the
+log.  What comes after the log's bytes is the tail of the object, and is got by one request::
+
+    +-------+--------+------+-------------+----------+--------+--------+---------+
+    | log   | offset | time | transaction | producer | leader | footer | trailer |
+    |       | index  | index| index       | snapshot | epochs |        |         |
+    +-------+--------+------+-------------+----------+--------+--------+---------+
+            |<------------------------------- tail ----------------------------->|
+
+The sections are Kafka's own files, byte for byte: ``.log``, ``.index``, ``.timeindex``,
+``.txnindex`` (below), ``.snapshot`` and ``leader-epoch-checkpoint``.
+
+Footer of an object::
+
+     0       2       4       8       12      16       24        32         40          48
+    +-------+-------+-------+-------+-------+--------+---------+----------+-----------+
+    |version|section|broker |leader |parti- | base   | end     | largest  | smallest  |
+    | = 1   |count  |id     |epoch  |tion   | offset | offset  | timestamp| timestamp |
+    +-------+-------+-------+-------+-------+--------+---------+----------+-----------+
+    48      64        80       82      84    88
+    +-------+---------+--------+-------+-----+------------+---------+-------+
+    | topic | segment |cluster |topic  | 0   | section,   | cluster | topic |
+    | id    | id      |id bytes|bytes  |     | for each   | id      |       |
+    +-------+---------+--------+-------+-----+------------+---------+-------+
+
+    Section:  0      2      4         8          16       24
+             +------+------+---------+----------+--------+
+             | kind | 0    | crc32c  | position | length |
+             +------+------+---------+----------+--------+
+
+``end offset`` is the offset after the last record.  A timestamp of -1 is unknown.  Broker and
+leader epoch are those of who copied the segment.
+
+Trailer of an object, its last bytes::
+
+     0               4               8          16
+    +---------------+---------------+----------+
+    | footer length | footer crc32c | KDSEGEND |
+    +---------------+---------------+----------+
+
+Custom metadata of a remote segment, as kdirect writes it into ``__remote_log_metadata``::
+
+     0      4         6      8               16              24
+    +------+---------+------+---------------+---------------+
+    | KSEG | version | 0    | position of   | length of     |
+    |      | = 1     |      | the tail      | the tail      |
+    +------+---------+------+---------------+---------------+
+
+Entry of a transaction index (Kafka's, big endian)::
+
+     0         2            10             18            26                   34
+    +---------+------------+--------------+-------------+--------------------+
+    | version | producer   | first        | last        | last stable        |
+    | = 0     | id         | offset       | offset      | offset             |
+    +---------+------------+--------------+-------------+--------------------+
 """
 
 from __future__ import annotations
@@ -120,6 +177,8 @@ CODEC_ZSTD = 4
 # -- index entries (Kafka's, big endian) -----------------------------------------------------------
 OFFSET_INDEX_ENTRY_BYTES = 8  # u32 relative offset, u32 position
 TIME_INDEX_ENTRY_BYTES = 12  # i64 timestamp ms, u32 relative offset
+TRANSACTION_INDEX_ENTRY_BYTES = 34
+TRANSACTION_INDEX_VERSION = 0
 
 # -- metadata slot ---------------------------------------------------------------------------------
 SLOT_GUARD = 0
@@ -183,6 +242,43 @@ PRODUCE_AUTO = 2  # exclusive while alone, shared with others
 # one partition.
 TWO_SIDED_ANSWER_BYTES = 4096
 
+# -- objects of remote segments --------------------------------------------------------------------
+OBJECT_VERSION = 1
+OBJECT_SECTIONS = 6
+
+FOOTER_VERSION = 0
+FOOTER_SECTION_COUNT = 2
+FOOTER_BROKER_ID = 4
+FOOTER_LEADER_EPOCH = 8
+FOOTER_PARTITION = 12
+FOOTER_BASE_OFFSET = 16
+FOOTER_END_OFFSET = 24
+FOOTER_MAX_TIMESTAMP = 32
+FOOTER_MIN_TIMESTAMP = 40
+FOOTER_TOPIC_ID = 48
+FOOTER_SEGMENT_ID = 64
+FOOTER_CLUSTER_ID_BYTES = 80
+FOOTER_TOPIC_BYTES = 82
+FOOTER_RESERVED = 84
+FOOTER_HEAD_BYTES = 88
+
+SECTION_KIND = 0
+SECTION_RESERVED = 2
+SECTION_CRC = 4
+SECTION_POSITION = 8
+SECTION_LENGTH = 16
+SECTION_BYTES = 24
+
+TRAILER_FOOTER_LENGTH = 0
+TRAILER_FOOTER_CRC = 4
+TRAILER_MAGIC = 8
+TRAILER_BYTES = 16
+OBJECT_MAGIC = b"KDSEGEND"
+
+CUSTOM_METADATA_MAGIC = b"KSEG"
+CUSTOM_METADATA_VERSION = 1
+CUSTOM_METADATA_BYTES = 24  # Kafka's limit, which its operators may change, is 128
+
 # -- kdirect's own Kafka API keys (a private range, far above Kafka's) -----------------------------
 API_OPEN_QUEUE_PAIR = 32001
 API_GET_PRODUCE_ACCESS = 32002
@@ -208,3 +304,7 @@ if BATCH_RECORDS != BATCH_RECORDS_COUNT + 4 or SLOT_LOG_START_OFFSET + 8 != SLOT
     raise AssertionError("layout: fields do not add up")
 if ACK_LOG_APPEND_TIME + 8 != ACK_BYTES:
     raise AssertionError("layout: acknowledgement entry does not add up")
+if FOOTER_RESERVED + 4 != FOOTER_HEAD_BYTES or SECTION_LENGTH + 8 != SECTION_BYTES:
+    raise AssertionError("layout: the footer of an object does not add up")
+if TRAILER_MAGIC + len(OBJECT_MAGIC) != TRAILER_BYTES:
+    raise AssertionError("layout: the trailer of an object does not add up")
