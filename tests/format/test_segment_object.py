@@ -17,6 +17,7 @@ from kdirect.format import layout
 from kdirect.format.batch import crc32c
 from kdirect.format.ids import decode_id, encode_id
 from kdirect.format.segment_object import (
+    CustomMetadata,
     Section,
     SegmentIdentity,
     TailPlace,
@@ -332,24 +333,28 @@ def test_lengths_cost_no_memory(data):
 
 
 def test_custom_metadata_goes_there_and_back():
-    place = TailPlace(1 << 30, 12345)
-    packed = pack_custom_metadata(place)
-    assert packed == b"KSEG\1\0\0\0" + struct.pack("<QQ", 1 << 30, 12345)
+    custom = CustomMetadata(7, TailPlace(1 << 30, 12345))
+    packed = pack_custom_metadata(custom)
+    assert packed == b"KSEG\1\0\0\0" + struct.pack("<iIQQ", 7, 0, 1 << 30, 12345)
     assert len(packed) == layout.CUSTOM_METADATA_BYTES <= 128
-    assert parse_custom_metadata(packed) == place
+    assert parse_custom_metadata(packed) == custom
+    started = CustomMetadata(0)
+    assert parse_custom_metadata(pack_custom_metadata(started)) == started
 
 
 def test_custom_metadata_of_others_is_none_and_damaged_is_named():
     assert parse_custom_metadata(None) is None
     assert parse_custom_metadata(b"") is None
     assert parse_custom_metadata(b"another plugin's bytes") is None
-    packed = pack_custom_metadata(TailPlace(100, 10))
-    for damaged in (packed[:-1], packed + b"\0", packed[:4], packed[:6] + b"\1" + packed[7:]):
+    packed = pack_custom_metadata(CustomMetadata(0, TailPlace(100, 10)))
+    below = packed[:8] + b"\xff" * 4 + packed[12:]
+    nonzero = (packed[:6] + b"\1" + packed[7:], packed[:12] + b"\1" + packed[13:])
+    for damaged in (packed[:-1], packed + b"\0", packed[:4], *nonzero, below):
         with pytest.raises(CorruptObjectError):
             parse_custom_metadata(damaged)
     for position, length in ((0, 1), (1 << 31, 1), (1, 0), (1, 2**63 - 1), (2**64 - 1, 2**64 - 1)):
         with pytest.raises(CorruptObjectError, match="names a tail"):
-            parse_custom_metadata(b"KSEG\1\0\0\0" + struct.pack("<QQ", position, length))
+            parse_custom_metadata(b"KSEG\1\0\0\0" + struct.pack("<QQQ", 0, position, length))
     with pytest.raises(UnsupportedFormatError, match="version 2"):
         parse_custom_metadata(b"KSEG\2\0")
 

@@ -46,7 +46,7 @@ def _with(module: types.ModuleType, old: str, new: str) -> type[RemoteLog]:
     machine = types.ModuleType(remote_log.__name__)
     exec(compile(inspect.getsource(remote_log), remote_log.__file__, "exec"), machine.__dict__)
     for name, value in names.items():
-        if name in machine.__dict__ and inspect.isfunction(value) or inspect.isclass(value):
+        if (name in machine.__dict__ and inspect.isfunction(value)) or inspect.isclass(value):
             machine.__dict__[name] = value
     return machine.RemoteLog  # type: ignore[no-any-return]
 
@@ -81,10 +81,10 @@ MISTAKES = {
     ),
     "deleted before it is known": (
         remote_log,
-        "        held.writing = state\n        if not object_bytes:",
+        "        held.writing = state\n        known",
         "        if state is _S.DELETE_SEGMENT_STARTED:\n"
         "            return [Delete(held.segment)]\n"
-        "        held.writing = state\n        if not object_bytes:",
+        "        held.writing = state\n        known",
     ),
     "records of older epochs count": (
         remote_log,

@@ -1,8 +1,8 @@
 """A broker with one tiered partition, its metadata topic and its store, in virtual time.
 
 The machine under test is `RemoteLog`.  Everything that it asks for is carried out here by chance:
-late, twice reported, half, or not at all; the broker dies at any moment, and an older leadership may
-go on for a while.  After every step the promises of tiered storage are checked against what really
+late, twice reported, half, or not at all; the broker dies at any moment, and an older leadership
+may go on for a while.  After every step the promises of tiered storage are checked against what really
 is in the store (`World.check`); in the end the faults stop, and everything has to settle
 (`World.heal`).
 """
@@ -19,9 +19,9 @@ from kdirect.format.remote_metadata import (
     RemoteSegmentUpdate,
     SegmentState,
 )
+from kdirect.format.segment_object import TailPlace, parse_custom_metadata
 from kdirect.storage import remote_events as e
 from kdirect.storage.copy_rules import LocalLog, LocalSegment, TierConfig, untiered_bytes
-from kdirect.storage.custom_metadata import parse_custom
 from kdirect.storage.remote_log import RemoteLog
 
 TOPIC_ID = uuid.UUID(int=7)
@@ -33,7 +33,7 @@ class Stored(NamedTuple):
     """An object: the records that are in it, as (offset, serial number)."""
 
     records: tuple[tuple[int, int], ...]
-    size: int
+    tail: TailPlace
 
 
 class Local(NamedTuple):
@@ -274,7 +274,7 @@ class World:
     def fails(self) -> bool:
         return self.now < self.away_until or self.rng.random() < self.faults
 
-    def put(self, leader: Leadership, segment: RemoteSegment) -> int | None:
+    def put(self, leader: Leadership, segment: RemoteSegment) -> TailPlace | None:
         found = next((s for s in self.sealed_of(leader) if s.base == segment.base_offset), None)
         if found is None or found.end != segment.end_offset:
             return None
@@ -282,9 +282,9 @@ class World:
         self.keys_ever.add(segment.segment_id)
         if leader is not self.leader:
             self.lost.add(segment.segment_id)
-        stored = Stored(found.records, 1 + self.rng.randrange(256))
+        stored = Stored(found.records, TailPlace(1, 1 + self.rng.randrange(256)))
         self.store[segment.segment_id] = stored
-        return stored.size
+        return stored.tail
 
     def finish(self, leader: Leadership, effect: object) -> None:
         """One thing that was under way ends."""
@@ -312,7 +312,7 @@ class World:
             return
         self.commit(record)
 
-    def try_put(self, leader: Leadership, segment: RemoteSegment) -> int | None:
+    def try_put(self, leader: Leadership, segment: RemoteSegment) -> TailPlace | None:
         if not self.fails():
             return self.put(leader, segment)
         self.count("failed_puts")
@@ -324,7 +324,7 @@ class World:
             if found is not None and found.end == segment.end_offset:
                 when = self.now + self.rng.randint(1, 20_000)
                 self.lost.add(segment.segment_id)
-                self.late.append((when, segment, Stored(found.records, 1)))
+                self.late.append((when, segment, Stored(found.records, TailPlace(1, 1))))
         return None
 
     def checked(self, segment: RemoteSegment) -> e.Checked:
@@ -333,7 +333,7 @@ class World:
         stored = self.store.get(segment.segment_id)
         if stored is None:
             return e.Checked(segment.segment_id, e.Found.UNSOUND)
-        return e.Checked(segment.segment_id, e.Found.SOUND, stored.size)
+        return e.Checked(segment.segment_id, e.Found.SOUND, stored.tail)
 
     def delete(self, leader: Leadership, segment: RemoteSegment) -> None:
         marked = any(
@@ -489,7 +489,9 @@ class World:
         newest = -1
         for record in self.metadata:
             if not isinstance(record, RemotePartitionDelete):
-                epoch = parse_custom(record.custom).leader_epoch
+                custom = parse_custom_metadata(record.custom)
+                assert custom is not None
+                epoch = custom.leader_epoch
                 if epoch < newest:
                     continue
                 newest = epoch

@@ -125,11 +125,14 @@ Trailer of an object, its last bytes::
 
 Custom metadata of a remote segment, as kdirect writes it into ``__remote_log_metadata``::
 
-     0      4         6      8               16              24
-    +------+---------+------+---------------+---------------+
-    | KSEG | version | 0    | position of   | length of     |
-    |      | = 1     |      | the tail      | the tail      |
-    +------+---------+------+---------------+---------------+
+     0      4         6      8        12     16              24              32
+    +------+---------+------+--------+------+---------------+---------------+
+    | KSEG | version | 0    | leader | 0    | position of   | length of     |
+    |      | = 1     |      | epoch  |      | the tail      | the tail      |
+    +------+---------+------+--------+------+---------------+---------------+
+
+``leader epoch`` is that of the leadership that wrote the record.  Where the tail is, is known once
+the object is stored; both are 0 before.
 
 Entry of a transaction index (Kafka's, big endian)::
 
@@ -277,7 +280,7 @@ OBJECT_MAGIC = b"KDSEGEND"
 
 CUSTOM_METADATA_MAGIC = b"KSEG"
 CUSTOM_METADATA_VERSION = 1
-CUSTOM_METADATA_BYTES = 24  # Kafka's limit, which its operators may change, is 128
+CUSTOM_METADATA_BYTES = 32  # Kafka's limit, which its operators may change, is 128
 
 # -- kdirect's own Kafka API keys (a private range, far above Kafka's) -----------------------------
 API_OPEN_QUEUE_PAIR = 32001

@@ -33,7 +33,7 @@ SUFFIX = ".kseg"
 _FOOTER = struct.Struct("<HHiiiqqqq16s16sHHI")
 _SECTION = struct.Struct("<HHIQQ")  # kind, 0, CRC, position, length
 _TRAILER = struct.Struct("<II8s")
-_CUSTOM = struct.Struct("<4sHHQQ")
+_CUSTOM = struct.Struct("<4sHHiIQQ")
 _FOOTER_LIMIT = 1 << 16  # for every version, so that a wrong length never asks for much
 _LARGEST_OFFSET = (1 << 63) - 1
 _LARGEST_LOG = (1 << 31) - 1  # Kafka's metadata has 31 bits for the size of a segment
@@ -89,6 +89,14 @@ class TailPlace(NamedTuple):
     @property
     def object_bytes(self) -> int:
         return self.position + self.length
+
+
+class CustomMetadata(NamedTuple):
+    """What kdirect adds to the metadata record of a segment: the leader epoch of who wrote it, and
+    where the tail of the object is, once it is stored."""
+
+    leader_epoch: int
+    tail: TailPlace | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,11 +220,14 @@ def pack_tail(facts: SegmentFacts, log_crc: int, sections: Mapping[Section, Buff
     return bytes(out) + footer + trailer
 
 
-def pack_custom_metadata(place: TailPlace) -> bytes:
-    """What the metadata record of a segment says of its object."""
+def pack_custom_metadata(custom: CustomMetadata) -> bytes:
+    """The custom metadata of a record."""
+    place = custom.tail or TailPlace(0, 0)
     return _CUSTOM.pack(
         layout.CUSTOM_METADATA_MAGIC,
         layout.CUSTOM_METADATA_VERSION,
+        0,
+        custom.leader_epoch,
         0,
         place.position,
         place.length,
@@ -226,8 +237,8 @@ def pack_custom_metadata(place: TailPlace) -> bytes:
 # -- reading ---------------------------------------------------------------------------------------
 
 
-def parse_custom_metadata(data: bytes | None) -> TailPlace | None:
-    """Where the tail is; None for custom metadata that is not kdirect's."""
+def parse_custom_metadata(data: bytes | None) -> CustomMetadata | None:
+    """None for custom metadata that is not kdirect's."""
     if data is None or data[:4] != layout.CUSTOM_METADATA_MAGIC:
         return None
     if len(data) >= 6 and int.from_bytes(data[4:6], "little") != layout.CUSTOM_METADATA_VERSION:
@@ -238,13 +249,16 @@ def parse_custom_metadata(data: bytes | None) -> TailPlace | None:
         )
     if len(data) != layout.CUSTOM_METADATA_BYTES:
         raise _corrupt(f"the custom metadata of a remote segment has {len(data)} bytes")
-    _, _, zero, position, length = _CUSTOM.unpack(data)
-    place = TailPlace(position, length)
-    if zero or not 0 < position <= _LARGEST_LOG or not 0 < length <= _LARGEST_OFFSET - position:
+    _, _, zero, leader_epoch, nothing, position, length = _CUSTOM.unpack(data)
+    if leader_epoch < 0 or zero or nothing:
+        raise _corrupt("the custom metadata of a remote segment has wrong fixed fields")
+    if position == length == 0:
+        return CustomMetadata(leader_epoch)
+    if not 0 < position <= _LARGEST_LOG or not 0 < length <= _LARGEST_OFFSET - position:
         raise _corrupt(
             f"the custom metadata of a remote segment names a tail of {length} bytes at {position}"
         )
-    return place
+    return CustomMetadata(leader_epoch, TailPlace(position, length))
 
 
 def footer_needs(tail: Buffer, object_bytes: int) -> int:

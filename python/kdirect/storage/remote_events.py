@@ -11,6 +11,7 @@ from kdirect.format.remote_metadata import (
     RemoteSegment,
     RemoteSegmentUpdate,
 )
+from kdirect.format.segment_object import TailPlace
 from kdirect.storage.copy_rules import LocalLog, TierConfig
 
 Record: TypeAlias = RemoteSegment | RemoteSegmentUpdate | RemotePartitionDelete
@@ -47,18 +48,18 @@ class Looked(NamedTuple):
 
 
 class PutEnded(NamedTuple):
-    """`object_bytes`: the length of what is stored; None: it is not there, or nobody knows."""
+    """`tail`: of the object that is stored; None: it is not there, or nobody knows."""
 
     segment_id: uuid.UUID
-    object_bytes: int | None
+    tail: TailPlace | None
 
 
 class Checked(NamedTuple):
-    """`object_bytes` of a sound object."""
+    """`tail` of a sound object."""
 
     segment_id: uuid.UUID
     found: Found
-    object_bytes: int = 0
+    tail: TailPlace | None = None
 
 
 class DeleteEnded(NamedTuple):

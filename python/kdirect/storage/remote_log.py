@@ -69,6 +69,12 @@ from kdirect.format.remote_metadata import (
     RemoteSegmentUpdate,
     SegmentState,
 )
+from kdirect.format.segment_object import (
+    CustomMetadata,
+    TailPlace,
+    pack_custom_metadata,
+    parse_custom_metadata,
+)
 from kdirect.storage.copy_rules import (
     LocalLog,
     LocalSegment,
@@ -76,7 +82,6 @@ from kdirect.storage.copy_rules import (
     kept_from,
     next_to_copy,
 )
-from kdirect.storage.custom_metadata import NO_EPOCH, CustomMetadata, parse_custom
 from kdirect.storage.lineage import belongs, epochs_between
 from kdirect.storage.remote_events import (
     Check,
@@ -103,6 +108,7 @@ from kdirect.storage.remote_events import (
 )
 from kdirect.storage.remote_segments import RemoteSegments
 
+NO_EPOCH = -1  # of records that are not kdirect's
 FIRST_PAUSE_MS = 1_000
 LONGEST_PAUSE_MS = 60_000
 MOST_DELETIONS = 32  # under way at once, of one partition
@@ -210,7 +216,8 @@ class RemoteLog:
         record = event.record
         if isinstance(record, RemotePartitionDelete):
             return self._partition_recorded(record)
-        epoch = parse_custom(record.custom).leader_epoch
+        custom = parse_custom_metadata(record.custom)
+        epoch = NO_EPOCH if custom is None else custom.leader_epoch
         if NO_EPOCH < epoch < self._newest_epoch:
             return []
         self._newest_epoch = max(epoch, self._newest_epoch)
@@ -324,7 +331,7 @@ class RemoteLog:
             segment_id=_NO_SEGMENT,
             broker_id=self._broker_id,
             event_timestamp_ms=self._now_ms,
-            custom=CustomMetadata(epoch).pack(),
+            custom=pack_custom_metadata(CustomMetadata(epoch)),
             state=_S.DELETE_SEGMENT_FINISHED,
         )
 
@@ -377,8 +384,8 @@ class RemoteLog:
         held.busy = False
         if held.segment.state is not _S.COPY_SEGMENT_STARTED:
             return []  # somebody has begun to delete it: the next look goes on
-        if event.object_bytes is not None and not self._is_doomed:
-            return self._write(held, _S.COPY_SEGMENT_FINISHED, event.object_bytes)
+        if event.tail is not None and not self._is_doomed:
+            return self._write(held, _S.COPY_SEGMENT_FINISHED, event.tail)
         if event.segment_id == self._copying:
             self._copy_ended(failed=True)
         return self._write(held, _S.DELETE_SEGMENT_STARTED)
@@ -394,7 +401,7 @@ class RemoteLog:
             self._pause(held)
             return []
         if event.found is Found.SOUND and not self._is_doomed:
-            return self._write(held, _S.COPY_SEGMENT_FINISHED, event.object_bytes)
+            return self._write(held, _S.COPY_SEGMENT_FINISHED, event.tail)
         held.is_foreign = event.found is Found.FOREIGN
         return self._write(held, _S.DELETE_SEGMENT_STARTED)
 
@@ -409,12 +416,17 @@ class RemoteLog:
         self._pause(held)
         return []
 
-    def _write(self, held: _Held, state: SegmentState, object_bytes: int = 0) -> list[Effect]:
+    def _write(
+        self, held: _Held, state: SegmentState, tail: TailPlace | None = None
+    ) -> list[Effect]:
         held.writing = state
-        if not object_bytes:
-            object_bytes = parse_custom(held.segment.custom).object_bytes
-        custom = CustomMetadata(self._epoch, object_bytes).pack()
-        return [Write(self._update(held.segment, state, custom))]
+        known = parse_custom_metadata(held.segment.custom)
+        if tail is None and known is not None:
+            tail = known.tail
+        return [Write(self._update(held.segment, state, self._custom(tail)))]
+
+    def _custom(self, tail: TailPlace | None = None) -> bytes:
+        return pack_custom_metadata(CustomMetadata(self._epoch, tail))
 
     def _update(
         self, segment: RemoteSegment, state: SegmentState, custom: bytes | None
@@ -606,7 +618,7 @@ class RemoteLog:
             event_timestamp_ms=self._now_ms,
             leader_epochs=epochs_between(local.epochs, found.base_offset, found.end_offset),
             size=found.size,
-            custom=CustomMetadata(self._epoch).pack(),
+            custom=self._custom(),
             state=_S.COPY_SEGMENT_STARTED,
         )
 
