@@ -150,6 +150,13 @@ class OffsetOutOfRangeError(LogError):
     """The offset is below the log start or above the log end."""
 
 
+class TieredOffsetError(LogError):
+    """The offset is in remote storage only: no record of it is kept here any more.  Kafka's
+    OFFSET_MOVED_TO_TIERED_STORAGE."""
+
+    code = 109
+
+
 class TruncatedLogError(OffsetOutOfRangeError):
     """What was read is no longer in the log: its leader has other records from `diverges_at` on."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kdirect.errors import ConfigError
@@ -26,7 +26,10 @@ class Option:
     `only` is the one accepted value of a property for which Kafka knows more, and `why` is the
     reason, which the error for another value states.  `alone` is the one value that a broker
     accepts which belongs to no cluster (`Options.check_alone`).  `synonym` of a topic's property is
-    the broker's property of the same meaning, whose value is the default."""
+    the broker's property of the same meaning, whose value is the default.
+
+    A `name` that ends with ``.*`` stands for every name below that prefix.  A `secret` value is
+    shown nowhere."""
 
     name: str
     kind: str
@@ -42,6 +45,12 @@ class Option:
     why: str = ""
     alone: Any = None
     synonym: str = ""
+    secret: bool = False
+
+    @property
+    def is_prefix(self) -> bool:
+        """Does it stand for every name that begins so?"""
+        return self.name.endswith(".*")
 
     def parse(self, value: Any) -> Any:
         """The typed value of `value`, which is often a string.  Raises ConfigError, which names
@@ -177,7 +186,7 @@ class Options:
 
     def find(self, name: str) -> Option:
         """The row of `name`.  Raises ConfigError, with the nearest known name, if there is none."""
-        row = self._by_name.get(self._fold(name))
+        row = self._by_name.get(self._fold(name)) or self._below_a_prefix(name)
         if row is None:
             near = difflib.get_close_matches(self._fold(name), self._by_name, n=1, cutoff=0.5)
             hint = (
@@ -188,14 +197,22 @@ class Options:
             raise ConfigError(f"unknown option {name!r}", hint=hint)
         return row
 
+    def _below_a_prefix(self, name: str) -> Option | None:
+        for row in self.rows:
+            prefix = row.name.removesuffix("*")
+            if row.is_prefix and name.startswith(prefix) and name not in (prefix, row.name):
+                return replace(row, name=name)
+        return None
+
     def resolve(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """All options by row name: parsed values of `given`, and defaults for the rest."""
-        out = {row.name: row.default for row in self.rows}
+        """All options by row name: parsed values of `given`, and defaults for the rest.  Of those
+        that stand for a prefix, only what is given."""
+        out = {row.name: row.default for row in self.rows if not row.is_prefix}
         for name, value in given.items():
             row = self.find(name)
             # Settings that were resolved before hold None for options that were not given.
             out[row.name] = None if value is None and row.default is None else row.parse(value)
-        for row in self.rows:
+        for row in self.rows:  # none of them stands for a prefix
             if row.required and out[row.name] is None:
                 raise ConfigError(f"option {row.name} is missing", hint=f"{row.help}")
         return out
@@ -204,7 +221,7 @@ class Options:
         """Refuse what only a broker of a cluster can do.  `values` are resolved ones by row name;
         the ConfigError names the option and the remedy."""
         for row in self.rows:
-            value = values[row.name]
+            value = values.get(row.name)
             if row.alone is not None and value is not None and value != row.alone:
                 only = config_text(row.alone) or "an empty list"
                 raise ConfigError(

@@ -1,6 +1,7 @@
 """The one list of options: broker properties, topic properties, client settings and Spark options.
 
-Law: every option that a user can set is a row here.  Parsing, defaults, checks and the pages in
+Law: every option that a user can set is a row here; those of tiered storage are in
+`remote_options.py`, and join the tables here.  Parsing, defaults, checks and the pages in
 docs/ come from the row; what a row is, `option_table.py` says.
 """
 
@@ -10,6 +11,7 @@ import re
 
 from kdirect.errors import ConfigError
 from kdirect.option_table import Option, Options, duration_ms
+from kdirect.remote_options import REMOTE_BROKER_ROWS, REMOTE_TOPIC_ROWS
 
 
 def _must_preallocate(value: bool) -> bool:
@@ -271,6 +273,8 @@ BROKER = Options("Broker properties", (
            "How often the broker checks for such groups.", low=1000),
     Option("offset.metadata.max.bytes", "bytes", 4096,
            "Longest text that may be committed with an offset.", low=0, high=32767),
+    # tiered storage
+    *REMOTE_BROKER_ROWS,
 ))
 
 # Every topic property of Kafka 4.1, by its name.  A default of None means the broker's property of
@@ -279,7 +283,6 @@ BROKER = Options("Broker properties", (
 # only within a missing feature accepts any value.  Such values are kept and shown, without effect.
 _AS_SENT = "batches are kept as the producer sent them"
 _COMPACTED = "Applies to cleanup.policy=compact only, so it has no effect; any value is accepted."
-_TIERED = "Applies to tiered storage only, so it has no effect; any value is accepted."
 _LEVEL = "Applies to compression.type={} only, so it has no effect; any level is accepted."
 TOPIC = Options("Topic properties", (
     Option("cleanup.policy", "list", ["delete"], "What happens to old segments.", only=["delete"],
@@ -308,8 +311,6 @@ TOPIC = Options("Topic properties", (
            "Leaders that leader.replication.throttled.rate holds back: partition:broker, "
            "separated by commas, or * for all. Followers in sync are not held back.",
            check=_throttled_replicas, alone=[]),
-    Option("local.retention.bytes", "bytes", -2, _TIERED, low=-2),
-    Option("local.retention.ms", "ms", -2, _TIERED, low=-2),
     Option("max.compaction.lag.ms", "ms", (1 << 63) - 1, _COMPACTED, low=1),
     Option("max.message.bytes", "bytes", None, "Overrides message.max.bytes.", low=61,
            high=0x7FFFF000, synonym="message.max.bytes"),
@@ -328,10 +329,6 @@ TOPIC = Options("Topic properties", (
     Option("preallocate", "bool", True,
            "The bytes of a head exist before records are written into them.", only=True,
            why="RDMA writes need bytes that exist", synonym="log.preallocate"),
-    Option("remote.log.copy.disable", "bool", False, _TIERED),
-    Option("remote.log.delete.on.disable", "bool", False, _TIERED),
-    Option("remote.storage.enable", "bool", False, "Tiered storage.", only=False,
-           why="there is no tiered storage"),
     Option("retention.bytes", "bytes", None, "Overrides log.retention.bytes.", low=-1,
            synonym="log.retention.bytes"),
     Option("retention.ms", "ms", None, "Overrides log.retention.ms.", low=-1,
@@ -347,6 +344,7 @@ TOPIC = Options("Topic properties", (
     Option("unclean.leader.election.enable", "bool", None,
            "Overrides unclean.leader.election.enable of the broker.", alone=False,
            synonym="unclean.leader.election.enable"),
+    *REMOTE_TOPIC_ROWS,
 ))
 
 CLIENT = Options("Client settings", (

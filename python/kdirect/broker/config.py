@@ -15,6 +15,8 @@ from typing import Any
 
 from kdirect.broker.request_memory import default_limit
 from kdirect.errors import ConfigError
+from kdirect.log.config import LogConfig
+from kdirect.log.remote_rules import check_broker
 from kdirect.options import BROKER
 
 # Properties that stock server.properties files carry and that mean nothing to a broker of this
@@ -35,8 +37,21 @@ _IGNORED = """
     max.incremental.fetch.session.cache.slots
     metrics.num.samples log.cleaner.delete.retention.ms log.cleaner.min.cleanable.ratio
     log.cleaner.min.compaction.lag.ms log.cleaner.max.compaction.lag.ms log.segment.delete.delay.ms
-    log.roll.jitter.ms log.roll.jitter.hours log.local.retention.bytes log.local.retention.ms
+    log.roll.jitter.ms log.roll.jitter.hours
     compression.gzip.level compression.lz4.level compression.zstd.level
+    remote.log.storage.manager.class.name remote.log.storage.manager.class.path
+    remote.log.storage.manager.impl.prefix remote.log.metadata.manager.class.name
+    remote.log.metadata.manager.class.path remote.log.metadata.manager.impl.prefix
+    remote.log.metadata.manager.listener.name remote.log.metadata.custom.metadata.max.bytes
+    remote.log.manager.thread.pool.size remote.log.manager.follower.thread.pool.size
+    remote.log.manager.task.retry.backoff.ms remote.log.manager.task.retry.backoff.max.ms
+    remote.log.manager.task.retry.jitter remote.log.index.file.cache.ttl.ms
+    remote.log.manager.copy.quota.window.num remote.log.manager.copy.quota.window.size.seconds
+    remote.log.manager.fetch.quota.window.num remote.log.manager.fetch.quota.window.size.seconds
+    rlmm.config.remote.log.metadata.topic.retention.ms
+    rlmm.config.remote.log.metadata.consume.wait.ms
+    rlmm.config.remote.log.metadata.initialization.retry.max.timeout.ms
+    rlmm.config.remote.log.metadata.initialization.retry.interval.ms
 """
 IGNORED = frozenset(_IGNORED.split())
 
@@ -176,6 +191,7 @@ class BrokerConfig(Mapping[str, Any]):
         self._values = BROKER.resolve(known)
         self.request_memory = self._request_memory()
         self._check_cluster()
+        self._check_remote()
         self.listeners = parse_listeners(self._values["listeners"])
         advertised = self._values["advertised.listeners"]
         self.advertised = parse_listeners(advertised, "advertised.listeners") if advertised else ()
@@ -199,6 +215,19 @@ class BrokerConfig(Mapping[str, Any]):
         else:
             BROKER.check_alone(self._values)
             self._values["offsets.topic.replication.factor"] = 1
+            self._values["rlmm.config.remote.log.metadata.topic.replication.factor"] = 1
+
+    def _check_remote(self) -> None:
+        """Refuse what does not go together in tiered storage."""
+        if not self._values["remote.log.storage.system.enable"]:
+            return
+        if not self._values["remote.log.storage.uri"]:
+            raise ConfigError(
+                "option remote.log.storage.system.enable is true, and remote.log.storage.uri is"
+                " missing",
+                hint="give the object store, for example s3://bucket/logs or file:///var/lib/tiers",
+            )
+        check_broker(LogConfig.from_broker(self._values))
 
     def _request_memory(self) -> int:
         """The bound of `queued.max.request.bytes`; -1: none."""

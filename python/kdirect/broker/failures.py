@@ -29,6 +29,7 @@ from kdirect.errors import (
     ReplicaNotAvailableError,
     StaleIncarnationError,
     StorageFullError,
+    TieredOffsetError,
     TimedOutError,
     TopicCollisionError,
     UnknownLeaderEpochError,
@@ -59,6 +60,7 @@ _last_logged: dict[tuple[str, type], float] = {}
 _CODES: tuple[tuple[type[BaseException], int], ...] = (
     (UnknownTopicError, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
     (OffsetOutOfRangeError, ErrorCode.OFFSET_OUT_OF_RANGE),
+    (TieredOffsetError, TieredOffsetError.code),
     (OffsetNotAvailableError, ErrorCode.OFFSET_NOT_AVAILABLE),
     (UnsupportedFormatError, ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT),
     (BatchTooLargeError, ErrorCode.MESSAGE_TOO_LARGE),

@@ -28,7 +28,7 @@ SOURCE_TOPIC = 1
 SOURCE_STATIC_BROKER = 4
 SOURCE_DEFAULT = 5
 
-_INT, _LONG = 3, 5
+_INT, _LONG, _PASSWORD = 3, 5, 9
 _TYPES = {
     "bool": 1,
     "str": 2,
@@ -49,6 +49,8 @@ def _text(value: Any) -> str | None:
 
 def _type(row: Option) -> int:
     """Kafka's number for the type of a property: INT if its upper bound fits into 32 bits."""
+    if row.secret:
+        return _PASSWORD
     kind = _TYPES[row.kind]
     return _INT if kind == _LONG and row.high is not None and row.high <= 0x7FFFFFFF else kind
 
@@ -147,16 +149,18 @@ class ConfigHandlers:
     def broker_rows(self) -> list[dict[str, Any]]:
         """Every property of the broker, in the form of DescribeConfigs."""
         out = []
-        for row in BROKER.rows:
+        below = [name for name in self._config if BROKER.find(name).secret]  # of a prefix
+        rows = [row for row in BROKER.rows if not row.is_prefix]
+        for row in [*rows, *(BROKER.find(name) for name in sorted(below))]:
             source = SOURCE_STATIC_BROKER if row.name in self._config.given else SOURCE_DEFAULT
-            value = _text(self._config[row.name])
+            value = None if row.secret else _text(self._config[row.name])
             out.append(
                 {
                     "name": row.name,
                     "value": value,
                     "read_only": True,
                     "config_source": source,
-                    "is_sensitive": False,
+                    "is_sensitive": row.secret,
                     "synonyms": [{"name": row.name, "value": value, "source": source}],
                     "config_type": _type(row),
                     "documentation": row.help,
@@ -273,7 +277,7 @@ class ConfigHandlers:
         try:
             configs = new_configs(topic, r)
             if validate_only:
-                topics.check_configs(configs)
+                topics.checked_configs(topic.name, configs)
             else:
                 topics.configure(topic, configs)
         except KdirectError as e:

@@ -34,6 +34,7 @@ from kdirect.model import EARLIEST_OFFSET, LATEST_OFFSET, TopicPartition
 
 MAX_TIMESTAMP = -3
 EARLIEST_LOCAL = -4
+FROM_EARLIEST_LOCAL = 8  # the version of ListOffsets
 # Session epochs of a Fetch that names all its partitions: 0 asks for a session, -1 for none.  The
 # session id says which session ends, if any.
 _FULL_FETCH = (0, -1)
@@ -492,6 +493,8 @@ class DataHandlers:
             "offset": -1,
             "leader_epoch": -1,
         }
+        if x.timestamp == EARLIEST_LOCAL and reader.version < FROM_EARLIEST_LOCAL:
+            return {**out, "error_code": ErrorCode.UNSUPPORTED_VERSION}
         try:
             partition = self._led(name, x.partition_index, x.current_leader_epoch)
             found = self._find_offset(reader, partition, x.timestamp)
@@ -517,8 +520,10 @@ class DataHandlers:
         end = partition.last_stable_offset if reader.committed_only else partition.high_watermark
         if timestamp == LATEST_OFFSET:
             return end, -1
-        if timestamp in (EARLIEST_OFFSET, EARLIEST_LOCAL):
+        if timestamp == EARLIEST_OFFSET:
             return partition.log_start_offset, -1
+        if timestamp == EARLIEST_LOCAL:
+            return partition.local_log_start_offset, -1
         if timestamp == MAX_TIMESTAMP:
             found = partition.largest_timestamp()
         elif timestamp >= 0:

@@ -153,7 +153,7 @@ class MemberConfigHandlers(ConfigHandlers):
         given: Properties = {c.name: c.value for c in r.configs if c.value is not None}
         if r.resource_type == BROKER_RESOURCE:
             return _of_broker(r.resource_name, given, whole=True)
-        texts = self._topics.checked_configs(given)
+        texts = self._topics.checked_configs(r.resource_name, given)
         return AlterConfig(None, ConfigOf.TOPIC, r.resource_name, texts, whole=True)
 
     def _incremented(self, r: Any) -> AlterConfig:
@@ -165,7 +165,7 @@ class MemberConfigHandlers(ConfigHandlers):
             return _of_broker(r.resource_name, changed, whole=False)
         topic = self._topics.get(r.resource_name)
         assert topic is not None  # `_refused` has looked
-        configs = self._topics.checked_configs(changed_configs(topic, r))
+        configs = self._topics.checked_configs(topic.name, changed_configs(topic, r))
         named = _names(topic, r)
         properties = {name: configs.get(name) for name in named}
         return AlterConfig(None, ConfigOf.TOPIC, topic.name, properties)

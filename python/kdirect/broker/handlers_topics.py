@@ -133,7 +133,7 @@ class TopicHandlers:
     ) -> requests.CreateTopic | Outcome:
         """The question for the controller, with configs as they are stored."""
         try:
-            texts = dict(self._topics.checked_configs(configs))
+            texts = dict(self._topics.checked_configs(name, configs))
         except ConfigError as e:
             return Outcome(Code.INVALID_CONFIG, str(e))
         start, shift = drawn(self._picture.metadata)

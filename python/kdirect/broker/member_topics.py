@@ -124,8 +124,7 @@ class MemberTopics(Registry):
         in this broker's picture then.  KdirectError says what is in the way."""
         if self._picture is None:
             raise self._not_joined()
-        self.check_configs(configs)
-        texts = dict(self._defaults.with_overrides(configs).overrides or {})
+        texts = dict(self.checked_configs(name, configs))
         start, shift = drawn(self._picture.metadata)
         wanted = CreateTopic(
             None, name, new_id(), partitions, factor, config=texts, start=start, shift=shift

@@ -372,7 +372,8 @@ def _sealed_fields(file: OpenedFile) -> dict[str, Any]:
 
 
 def _readable(partition: Partition, offset: int) -> int:
-    """The offset that a reader means; RefusedError when it is not in the log."""
+    """The offset that a reader means; RefusedError when it is not in the log, TieredOffsetError
+    when it is in remote storage only, where no READ leads."""
     high_watermark, start = partition.high_watermark, partition.log_start_offset
     wanted = {LATEST_OFFSET: high_watermark, EARLIEST_OFFSET: start}.get(offset, offset)
     if not start <= wanted <= max(high_watermark, partition.log_end_offset):

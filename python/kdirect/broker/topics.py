@@ -42,6 +42,7 @@ from kdirect.log.checkpoint import decode_id, encode_id, new_id, replace_file
 from kdirect.log.config import LogConfig
 from kdirect.log.manager import LogManager
 from kdirect.log.partition import Partition
+from kdirect.log.remote_rules import check_topic
 from kdirect.model import TopicPartition, check_topic_name
 from kdirect.store.own_files import (
     IDS_FILE,
@@ -61,6 +62,7 @@ log = logging.getLogger("kdirect.broker")
 
 OFFSETS_TOPIC = "__consumer_offsets"
 INTERNAL_TOPICS = frozenset((OFFSETS_TOPIC, "__transaction_state"))
+REMOTE_METADATA_TOPIC = "__remote_log_metadata"
 # Of a topic, and of what one request may ask for, as in Kafka: requests that change topics wait for
 # one another.
 MAX_PARTITIONS = 10_000
@@ -261,15 +263,20 @@ class Registry:
             raise ConfigError(
                 f"topic {name}: {partitions} partitions", hint=f"give 1 to {MAX_PARTITIONS}"
             )
-        return dict(self._defaults.with_overrides(configs).overrides or {})
+        return dict(self.checked_configs(name, configs))
 
-    def check_configs(self, configs: Mapping[str, Any]) -> None:
-        """ConfigError for properties that a topic may not have."""
-        self._defaults.with_overrides(configs)
-
-    def checked_configs(self, configs: Mapping[str, Any]) -> Mapping[str, str]:
-        """The same, and the properties as they are stored: by their own names, as text."""
-        return self._defaults.with_overrides(configs).overrides or {}
+    def checked_configs(self, name: str, configs: Mapping[str, Any]) -> Mapping[str, str]:
+        """The properties that a topic is to have, as they are stored: by their own names, as text.
+        ConfigError for those that it may not have, after those that it has."""
+        config = self._defaults.with_overrides(configs)
+        topic = self._topics.get(name)
+        check_topic(
+            name,
+            config,
+            is_internal=name in INTERNAL_TOPICS or name == REMOTE_METADATA_TOPIC,
+            was_tiered=topic is not None and self.log_config(topic).wants_remote,
+        )
+        return config.overrides or {}
 
     def create(self, name: str, partitions: int, configs: Mapping[str, Any]) -> Topic:
         """Create a topic with its partitions; ConfigError, TopicExistsError, LogError."""
@@ -329,9 +336,9 @@ class Registry:
 
     def configure(self, topic: Topic, configs: Mapping[str, str]) -> None:
         """Replace the topic's own properties; ConfigError leaves the old ones."""
-        resolved = self._defaults.with_overrides(configs)
+        checked = self.checked_configs(topic.name, configs)
         before = topic.configs
-        topic.configs = dict(resolved.overrides or {})
+        topic.configs = dict(checked)
         try:
             self._save()
         except LogError:

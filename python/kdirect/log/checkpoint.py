@@ -126,13 +126,18 @@ def write_offsets(path: Path, offsets: Mapping[TopicPartition, int]) -> None:
 
 def read_offsets(path: Path) -> dict[TopicPartition, int]:
     """The offsets by partition; a missing or damaged file (said in the log) is empty."""
+    return read_known_offsets(path) or {}
+
+
+def read_known_offsets(path: Path) -> dict[TopicPartition, int] | None:
+    """The same; None for a file that is missing or damaged."""
     try:
         lines = path.read_text().splitlines()
     except FileNotFoundError:
-        return {}
+        return None
     except (OSError, UnicodeDecodeError) as e:
         log.warning("checkpoint %s cannot be read (%s): going on without it", path, e)
-        return {}
+        return None
     try:
         if lines[0] != "0" or int(lines[1]) != len(lines) - 2:
             raise ValueError("unknown version or wrong count")
@@ -145,7 +150,7 @@ def read_offsets(path: Path) -> dict[TopicPartition, int]:
         return out
     except (ValueError, IndexError) as e:
         log.warning("checkpoint %s is damaged (%s): going on without it", path, e)
-        return {}
+        return None
 
 
 # -- leader epochs ---------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from kdirect.options import BROKER, TOPIC
 
 PAGE_BYTES = 4096
 NEVER = (1 << 63) - 1
+AS_RETENTION = -2  # of local retention: as that of the whole log
 OFFSET_ENTRY_BYTES = 8
 TIME_ENTRY_BYTES = 12
 
@@ -33,7 +34,10 @@ def whole_pages(length: int) -> int:
 class LogConfig:
     """Settings of one partition's log.  Sizes in bytes, times in ms; `NEVER` stands for no limit in
     time, -1 for no retention limit.  `in_cluster`: may a topic ask for what several brokers can do?
-    `overrides` are the topic's own properties, as given."""
+    `overrides` are the topic's own properties, as given.
+
+    `remote_system`: has the broker tiered storage?  `remote_storage`: is the topic tiered, too?
+    What holds between these and the others says `kdirect.log.remote_rules`."""
 
     segment_bytes: int = 64 << 20
     segment_ms: int = 168 * _HOUR_MS
@@ -53,6 +57,15 @@ class LogConfig:
     min_insync_replicas: int = 1
     unclean_leader_election: bool = False
     in_cluster: bool = False
+    remote_system: bool = False
+    remote_storage: bool = False
+    local_retention_ms: int = AS_RETENTION
+    local_retention_bytes: int = AS_RETENTION
+    remote_copy_disable: bool = False
+    remote_copy_lag_ms: int = 0
+    remote_copy_lag_bytes: int = 0
+    remote_delete_on_disable: bool = False
+    remote_client_access: str = "broker"
     overrides: Mapping[str, str] | None = None
 
     def __post_init__(self) -> None:
@@ -65,11 +78,40 @@ class LogConfig:
         limit = self.index_max_bytes // entry_bytes * entry_bytes
         return min(whole_pages(entries * entry_bytes) // entry_bytes * entry_bytes, limit)
 
+    @property
+    def effective_local_retention_ms(self) -> int:
+        """How long copied segments of a tiered log stay here; -1: no limit."""
+        local = self.local_retention_ms
+        return self.retention_ms if local == AS_RETENTION else local
+
+    @property
+    def effective_local_bytes(self) -> int:
+        """How many bytes of a tiered log stay here, once they are copied; -1: no limit."""
+        local = self.local_retention_bytes
+        return self.retention_bytes if local == AS_RETENTION else local
+
+    @property
+    def effective_copy_lag_ms(self) -> int:
+        """How old the newest record of a segment has to be before it is copied."""
+        lag = self.remote_copy_lag_ms
+        return max(0, self.effective_local_retention_ms if lag < 0 else lag)
+
+    @property
+    def effective_copy_lag_bytes(self) -> int:
+        """How many bytes of the log have to come after a segment before it is copied."""
+        lag = self.remote_copy_lag_bytes
+        return max(0, self.effective_local_bytes if lag < 0 else lag)
+
+    @property
+    def wants_remote(self) -> bool:
+        """Does the topic ask to be tiered, whether or not the broker has tiered storage?"""
+        return (self.overrides or {}).get("remote.storage.enable") == "true"
+
     @classmethod
     def from_broker(cls, properties: Mapping[str, Any]) -> LogConfig:
         """From broker properties, typed or as strings; names that are not the log's are left alone,
         missing ones take their defaults."""
-        p = {row.name: row.default for row in BROKER.rows}
+        p = BROKER.resolve({})
         for name, value in properties.items():
             if name in p:
                 p[name] = BROKER.find(name).parse(value) if isinstance(value, str) else value
@@ -103,6 +145,10 @@ class LogConfig:
             min_insync_replicas=p["min.insync.replicas"],
             unclean_leader_election=p["unclean.leader.election.enable"],
             in_cluster=bool(p["zookeeper.connect"]),
+            remote_system=p["remote.log.storage.system.enable"],
+            local_retention_ms=p["log.local.retention.ms"],
+            local_retention_bytes=p["log.local.retention.bytes"],
+            remote_client_access=p["remote.log.client.access"],
         )
 
     def with_overrides(self, overrides: Mapping[str, Any] | None) -> LogConfig:
@@ -118,6 +164,9 @@ class LogConfig:
                 values[field] = p[name]
         if p["message.timestamp.type"] is not None:
             values["timestamp_type"] = _timestamp_type(p["message.timestamp.type"])
+        values["remote_storage"] = self.remote_system and p["remote.storage.enable"]
+        if p["remote.log.client.access"] != "inherit":
+            values["remote_client_access"] = p["remote.log.client.access"]
         values["overrides"] = {
             TOPIC.find(name).name: config_text(value) for name, value in given.items()
         }
@@ -139,10 +188,16 @@ _FIELD_OF = {
     "flush.messages": "flush_messages",
     "flush.ms": "flush_ms",
     "index.interval.bytes": "index_interval_bytes",
+    "local.retention.bytes": "local_retention_bytes",
+    "local.retention.ms": "local_retention_ms",
     "max.message.bytes": "max_message_bytes",
     "message.timestamp.before.max.ms": "timestamp_before_max_ms",
     "min.insync.replicas": "min_insync_replicas",
     "message.timestamp.after.max.ms": "timestamp_after_max_ms",
+    "remote.copy.lag.bytes": "remote_copy_lag_bytes",
+    "remote.copy.lag.ms": "remote_copy_lag_ms",
+    "remote.log.copy.disable": "remote_copy_disable",
+    "remote.log.delete.on.disable": "remote_delete_on_disable",
     "retention.bytes": "retention_bytes",
     "retention.ms": "retention_ms",
     "segment.bytes": "segment_bytes",

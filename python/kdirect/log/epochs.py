@@ -7,6 +7,7 @@ changed.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from kdirect.log import checkpoint
@@ -58,10 +59,12 @@ class LeaderEpochs:
             checkpoint.write_leader_epochs(self._directory, kept)
         return kept
 
-    def write_emptied(self, offset: int) -> list[tuple[int, int]]:
-        """The log is about to begin again at `offset`, without a record: forget, on disk, all
-        leaderships.  What is left, for `replace`."""
-        kept = [(0, offset)]
+    def write_emptied(
+        self, offset: int, below: Sequence[tuple[int, int]] = ()
+    ) -> list[tuple[int, int]]:
+        """The log is about to begin again at `offset`, without a record here: forget, on disk, all
+        leaderships but those that are known of what is `below` it.  What is left, for `replace`."""
+        kept = [e for e in below if e[1] < offset] or [(0, offset)]
         checkpoint.write_leader_epochs(self._directory, kept)
         return kept
 

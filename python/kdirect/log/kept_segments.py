@@ -2,6 +2,9 @@
 
 Law of the room: `KeptSegments` is the part of `kdirect.log.partition.Partition` that names segments
 to all its other parts, with the same locks.  What it works on is made by `Partition`.
+
+A log may begin before its segments do: then it is tiered (`kdirect.log.tiering`), and what lies
+between the log start and the *local log start* is in remote storage only.
 """
 
 from __future__ import annotations
@@ -9,7 +12,7 @@ from __future__ import annotations
 import threading
 from bisect import bisect_right
 
-from kdirect.errors import OffsetOutOfRangeError
+from kdirect.errors import LogError, OffsetOutOfRangeError, TieredOffsetError
 from kdirect.log.epochs import LeaderEpochs
 from kdirect.log.kernel import CommitKernel
 from kdirect.log.segment import Segment
@@ -40,8 +43,14 @@ class KeptSegments:
 
     @property
     def first_kept_offset(self) -> int:
-        """The first offset of which a record is kept, readable or not: where a copy begins."""
+        """The first offset of which a record is kept here, readable or not: where a copy begins."""
         return int(self._segments[0].base_offset)
+
+    @property
+    def local_log_start_offset(self) -> int:
+        """The first offset that may be read here; what is below it, from the log start on, is in
+        remote storage only."""
+        return max(self._bases[0], int(self.kernel.log_start_offset))
 
     def _set_segments(self, segments: tuple[Segment, ...]) -> None:
         """Exchange the list of segments; with ``_lock`` held, once others know the partition."""
@@ -56,11 +65,21 @@ class KeptSegments:
 
     def source_for(self, offset: int) -> SegmentSource:
         """The source that holds `offset`; the last one for the log end offset.
-        OffsetOutOfRangeError."""
+        OffsetOutOfRangeError, TieredOffsetError."""
         view, sources, bases = self._look()
         if not max(view.log_start_offset, bases[0]) <= offset <= view.log_end_offset:
-            raise self._out_of_range(offset, view)
+            raise self._not_here(offset, view, bases[0])
         return sources[bisect_right(bases, offset) - 1]
+
+    def _not_here(self, offset: int, view: KernelView, first_kept: int) -> LogError:
+        """Why an offset cannot be read here, which is outside [local log start, log end]."""
+        if not view.log_start_offset <= offset < first_kept:
+            return self._out_of_range(offset, view)
+        return TieredOffsetError(
+            f"offset {offset} of {self.topic_partition} is in remote storage only; what is kept"
+            f" here begins at {first_kept}",
+            hint="read it with Fetch, which brings it from there",
+        )
 
     def _out_of_range(self, offset: int, view: KernelView) -> OffsetOutOfRangeError:
         return OffsetOutOfRangeError(

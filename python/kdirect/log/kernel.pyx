@@ -500,7 +500,7 @@ cdef class CommitKernel:
                  int32_t epoch, *, bint empty=False):
         """There is no head: the log now ends before `offset`, at `position` of that segment, the
         last or a sealed one; `epoch` is that of its last batch, and the kernel's.  Slots are
-        revoked, producers forgotten.  `empty`: no record is left, and the log begins there."""
+        revoked, producers forgotten.  `empty`: no record is left; a log start below stays."""
         cdef kernel_state* s = <kernel_state*> self._state
         cdef bint refused
         cdef int64_t last

@@ -28,6 +28,7 @@ import shutil
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ from kdirect.log import checkpoint
 from kdirect.log.config import LogConfig
 from kdirect.log.partition import Partition
 from kdirect.log.recovery import begin_directory, load_partition
+from kdirect.log.remote_rules import refuse_tiered, refuse_without_system
 from kdirect.log.trouble import Trouble, trouble_of
 from kdirect.model import TopicPartition, check_topic_name
 
@@ -43,6 +45,7 @@ log = logging.getLogger("kdirect.log")
 
 LOCK_FILE = ".lock"
 PARTITION_DIRECTORY = re.compile(r"([a-zA-Z0-9._-]{1,249})-(\d{1,10})\Z")
+LOST_START = -1  # the checkpoint of log starts is missing or damaged
 _DELETED_SUFFIX = "-delete"
 _NEW_SUFFIX = "-new"  # of directories that are being made
 
@@ -106,6 +109,9 @@ class LogManager:
                 for directory in self.usable_dirs:
                     self._unless_failed(directory, _read_meta)
                 self._check_identity()
+                if not self.config.remote_system:
+                    tiered = [self._unless_failed(d, _tiered_topics) for d in self.usable_dirs]
+                    refuse_tiered(sorted({name for found in tiered for name in found or ()}))
                 clean = [
                     self._unless_failed(directory, self._load_directory)
                     for directory in self.usable_dirs
@@ -230,12 +236,13 @@ class LogManager:
         marker = directory / checkpoint.CLEAN_SHUTDOWN
         clean = marker.exists()
         recovery_points = checkpoint.read_offsets(directory / checkpoint.RECOVERY_POINTS)
-        log_starts = checkpoint.read_offsets(directory / checkpoint.LOG_STARTS)
+        log_starts = checkpoint.read_known_offsets(directory / checkpoint.LOG_STARTS)
         marks = checkpoint.read_offsets(directory / checkpoint.HIGH_WATERMARKS)
         unsynced: list[Path] = []
         loaded = 0
         for tp, path in self._partition_directories(directory):
-            known = (recovery_points.get(tp, 0), log_starts.get(tp, 0), marks.get(tp, 0))
+            start = log_starts.get(tp) if log_starts is not None else LOST_START
+            known = (recovery_points.get(tp, 0), start, marks.get(tp, 0))
             self._load(tp, path, clean, *known, unsynced)
             loaded += 1
         try:
@@ -288,10 +295,11 @@ class LogManager:
         path: Path,
         clean: bool,
         recovery_point: int,
-        log_start_offset: int,
+        log_start_offset: int | None,
         high_watermark: int,
         unsynced: list[Path],
     ) -> None:
+        lost_start = log_start_offset == LOST_START
         try:
             files = os.listdir(path)
             own = checkpoint.TOPIC_PROPERTIES in files
@@ -301,7 +309,8 @@ class LogManager:
                 self._own_config(path) if own else self._plain,
                 clean=clean,
                 recovery_point=recovery_point,
-                log_start_offset=log_start_offset,
+                log_start_offset=None if lost_start else log_start_offset,
+                lost_start=lost_start,
                 # Alone, this broker is the only replica, and all that was found is on disk before
                 # anybody reads it, so all of it may be read.
                 high_watermark=high_watermark if self.replicated else None,
@@ -393,6 +402,7 @@ class LogManager:
                 if tp in self.partitions:
                     raise LogError(f"partition {tp} exists already")
             config = self.config.with_overrides(overrides) if overrides else self._plain
+            refuse_without_system(config, [tp.topic for tp in topic_partitions[:1]])
             if topic_id is None and topic_partitions:
                 topic_id = self.topic_id(topic_partitions[0].topic) or checkpoint.new_id()
             made: list[Partition] = []
@@ -479,6 +489,7 @@ class LogManager:
     def _add(self, partition: Partition) -> None:
         topic, number = partition.topic_partition
         partition.write_checkpoints = self.checkpoint
+        partition.write_log_starts = partial(self._checkpoint_starts, partition.directory.parent)
         self.partitions[partition.topic_partition] = partition
         self._by_topic.setdefault(topic, {})[number] = partition
 
@@ -503,6 +514,7 @@ class LogManager:
     def alter_topic(self, topic: str, overrides: Mapping[str, Any]) -> None:
         """Replace the overrides of a topic."""
         config = self.config.with_overrides(overrides)
+        refuse_without_system(config, [topic])
         with self._change_lock:
             self._check_open()
             for partition in self.partitions_of(topic):
@@ -593,18 +605,33 @@ class LogManager:
             directory / checkpoint.RECOVERY_POINTS,
             {p.topic_partition: p.recovery_point for p in mine},
         )
+        self._write_starts(directory, mine)
+        checkpoint.write_offsets(
+            directory / checkpoint.HIGH_WATERMARKS,
+            {p.topic_partition: p.high_watermark for p in mine},
+        )
+
+    def _write_starts(self, directory: Path, mine: list[Partition]) -> None:
+        """Of a log that is not tiered the first segment's name says as much."""
         checkpoint.write_offsets(
             directory / checkpoint.LOG_STARTS,
             {
                 p.topic_partition: p.log_start_offset
                 for p in mine
-                if p.log_start_offset > p.segments[0].base_offset
+                if p.is_tiered or p.log_start_offset > p.first_kept_offset
             },
         )
-        checkpoint.write_offsets(
-            directory / checkpoint.HIGH_WATERMARKS,
-            {p.topic_partition: p.high_watermark for p in mine},
-        )
+
+    def _checkpoint_starts(self, directory: Path) -> None:
+        """Return when the log starts of one directory are on disk, as they are now.  OSError."""
+        with self._checkpoint_lock:
+            if directory in self.offline:
+                raise OSError(errno.EIO, "the log directory has failed", str(directory))
+            try:
+                self._write_starts(directory, self._in(directory))
+            except OSError as e:
+                self._note(directory, e)
+                raise
 
     # -- directories that fail ---------------------------------------------------------------------
 
@@ -657,6 +684,16 @@ class LogManager:
             for name, value in partition.statistics().items():
                 total[name] = total.get(name, 0) + value
         return total
+
+
+def _tiered_topics(directory: Path) -> set[str]:
+    """The topics that are tiered among those that have partitions in a log directory."""
+    found = set()
+    for match in filter(None, map(PARTITION_DIRECTORY.match, os.listdir(directory))):
+        own = checkpoint.read_properties(directory / match[0] / checkpoint.TOPIC_PROPERTIES)
+        if own is not None and own.get("remote.storage.enable") == "true":
+            found.add(match[1])
+    return found
 
 
 def _read_meta(directory: Path) -> dict[str, str] | None:

@@ -54,7 +54,7 @@ from kdirect.log.head import SPARE_WITHIN_S, SpareHead
 from kdirect.log.kernel import NO_HEAD, NO_SPACE, CommitKernel
 from kdirect.log.replica_log import ReplicaLog
 from kdirect.log.results import CommitResult
-from kdirect.log.retention import expired
+from kdirect.log.retention import expired, expired_locally
 from kdirect.log.rolling import RollCallback
 from kdirect.log.segment import Segment
 from kdirect.log.segment_source import Release, SegmentSource
@@ -101,8 +101,9 @@ class Partition(ReplicaLog):
         self._disk = Flushing(str(topic_partition), directory, self.gate)
         self._note_recovered(recovery_point)
         # Called when the recovery point or the high watermark goes back, which must be on disk
-        # before the log goes on.
+        # before the log goes on; the other when a tiered log's start moves.
         self.write_checkpoints: Callable[[], None] = lambda: None
+        self.write_log_starts: Callable[[], None] = lambda: None
         self._set_segments(tuple(segments))
         self._epochs = LeaderEpochs(directory, epochs)
         self._last_flush_ms = now_ms()
@@ -127,7 +128,7 @@ class Partition(ReplicaLog):
 
     @property
     def log_start_offset(self) -> int:
-        """The first offset that may be read."""
+        """The first offset that may be read, of a tiered log wherever it is."""
         return int(self.kernel.log_start_offset)
 
     @property
@@ -147,7 +148,7 @@ class Partition(ReplicaLog):
 
     @property
     def size(self) -> int:
-        """Bytes of records in all segments."""
+        """Bytes of records in all local segments."""
         return sum(s.size for s in self._segments)
 
     @property
@@ -157,7 +158,7 @@ class Partition(ReplicaLog):
 
     @property
     def sources(self) -> tuple[SegmentSource, ...]:
-        """Where each segment of the log is, oldest first."""
+        """Where each segment of the log is that is kept here, oldest first."""
         return self._sources
 
     @property
@@ -254,8 +255,10 @@ class Partition(ReplicaLog):
 
     def skip_gap(self, offset: int) -> int:
         """`offset`; or, where compaction has left nothing between it and the end of its segment,
-        the beginning of the next."""
-        _, sources, bases = self._look()
+        the beginning of the next.  TieredOffsetError."""
+        view, sources, bases = self._look()
+        if view.log_start_offset <= offset < bases[0]:
+            raise self._not_here(offset, view, bases[0])
         for source in sources[max(0, bisect_right(bases, offset) - 1) : -1]:
             offset = max(offset, source.base_offset)
             if offset >= source.end_offset or source.locate(offset)[0] < source.size:
@@ -279,11 +282,11 @@ class Partition(ReplicaLog):
         The buffers are the mapped segments themselves, read-only; they stay valid as long as they
         are referenced.  With `fault_in` they are in memory, too.  `release(segment)` is called in
         place of `Segment.release` when a buffer is gone.  OffsetOutOfRangeError outside [log start,
-        log end]."""
+        log end], TieredOffsetError below the local log start."""
         while True:
             view, sources, bases = self._look()
             what = self._reading(view, offset, max_bytes, committed_only, release)
-            if not self._is_readable(what):
+            if not self._is_readable(what, bases[0]):
                 return []
             try:
                 out = reading.read(what, sources[bisect_right(bases, offset) - 1 :])
@@ -317,7 +320,7 @@ class Partition(ReplicaLog):
         finally:
             self._lock.release()
         what = self._reading(view, offset, max_bytes, committed_only, release)
-        if not self._is_readable(what):
+        if not self._is_readable(what, bases[0]):
             return []
         return reading.read_nowait(what, sources[bisect_right(bases, offset) - 1])
 
@@ -334,15 +337,18 @@ class Partition(ReplicaLog):
             view, self.dense_from, self.epochs_of, offset, max_bytes, release, mark
         )
 
-    def _is_readable(self, what: reading.Reading) -> bool:
-        """Is there something to read at its offset?  OffsetOutOfRangeError."""
+    def _is_readable(self, what: reading.Reading, first_kept: int) -> bool:
+        """Is there something to read at its offset?  OffsetOutOfRangeError, TieredOffsetError."""
         if not what.view.log_start_offset <= what.offset <= what.view.log_end_offset:
             raise self._out_of_range(what.offset, what.view)
+        if what.offset < first_kept:
+            raise self._not_here(what.offset, what.view, first_kept)
         return what.offset < what.mark[2]
 
     def offset_for_timestamp(self, timestamp_ms: int) -> tuple[int, int] | None:
         """(offset, timestamp) of the first readable record whose timestamp is `timestamp_ms` or
-        later, or None.  Takes long: see `kdirect.log.time_lookup`."""
+        later, or None, among those that are kept here.  Takes long: see
+        `kdirect.log.time_lookup`."""
         with self._lock:
             view, segments = self.kernel.view(), self._segments
         limit = self.config.max_plain_batch_bytes
@@ -350,7 +356,7 @@ class Partition(ReplicaLog):
 
     def largest_timestamp(self) -> tuple[int, int] | None:
         """(offset, timestamp) of the first record with the largest timestamp, or None (Kafka's
-        ListOffsets -3)."""
+        ListOffsets -3), among those that are kept here."""
         newest = max(s.max_timestamp for s in self._segments)
         return self.offset_for_timestamp(newest) if newest >= 0 else None
 
@@ -393,12 +399,15 @@ class Partition(ReplicaLog):
 
     def apply_retention(self, now_ms: int) -> int:
         """Delete whole segments that are too old or too many (``retention.ms``,
-        ``retention.bytes``) or that lie below the log start; how many.  A head whose records are
-        all too old is rolled first."""
+        ``retention.bytes``; of a tiered log ``local.retention.ms``, ``local.retention.bytes``) or
+        that lie below the log start; how many.  A head whose records are all too old is rolled
+        first."""
         with self._roll_lock:
             self._check_open()
-            if self._is_copy:  # `follow_log_start` deletes what the leader has deleted
-                return 0
+            if self._is_copy:
+                # `follow_log_start` deletes what the leader has deleted.  What is copied goes here
+                # by itself: the leader's log start stays then.
+                return self._delete_oldest(self._expired(now_ms)) if self._keeps_start else 0
             deleted = 0
             try:
                 self._roll_if_overdue(now_ms)
@@ -418,39 +427,46 @@ class Partition(ReplicaLog):
                 self._roll(now_ms)
 
     def _expired(self, now_ms: int) -> int:
-        return expired(
-            self._segments, self.config, self.high_watermark, self.log_start_offset, now_ms
-        )
+        log_is = self._segments, self.config, self.high_watermark, self.log_start_offset
+        if not self._keeps_start:
+            return expired(*log_is, now_ms)
+        found = expired_locally(*log_is, self.remote_end_offset, now_ms)
+        if found.seals_active and not self._is_copy:
+            self._retire_active()
+        return found.expired
 
     def delete_records(self, offset: int) -> int:
-        """Make `offset` (-1: the high watermark) the log start; the new log start offset.  Segments
-        wholly below go now.  OffsetOutOfRangeError above the high watermark."""
+        """Make `offset` (-1: the high watermark) the log start; the new log start offset.  See
+        `move_log_start`."""
+        return self.move_log_start(self.high_watermark if offset == -1 else offset)
+
+    def move_log_start(self, offset: int) -> int:
+        """Let the log start at `offset`, if it starts before; the log start offset.  Segments
+        wholly below go now.  Of a tiered log it is on disk then, so that what is below may be
+        deleted from remote storage.  OffsetOutOfRangeError above the high watermark."""
         with self._roll_lock:
             self._check_open()
-            if offset == -1:
-                offset = self.high_watermark
             if not 0 <= offset <= self.high_watermark:
                 raise OffsetOutOfRangeError(
                     f"cannot delete {self.topic_partition} up to {offset}: its high watermark is"
                     f" {self.high_watermark}",
                     hint="give an offset up to the high watermark, or -1",
                 )
-            self.kernel.set_log_start_offset(offset)
-            below = 0
-            for segment in self._segments[:-1]:
-                if segment.end_offset > offset:
-                    break
-                below += 1
-            self._delete_oldest(below)
+            self._move_start(offset)
             return self.log_start_offset
 
     # -- configuration, end ------------------------------------------------------------------------
 
     def reconfigure(self, config: LogConfig) -> None:
-        """Apply other settings; sizes of segments and indexes count from the next roll on."""
+        """Apply other settings; sizes of segments and indexes count from the next roll on.  A log
+        that is tiered no longer starts where it does here."""
         with self._roll_lock:
             changed = config.flush_before_ack != self.config.flush_before_ack
+            was_tiered = self.is_tiered
             self.config = config
+            if was_tiered and not self.is_tiered:
+                self._remote_end = 0
+                self._move_start(self.first_kept_offset)
             self._choose_head_config()
             self.gate.holds = config.flush_before_ack
             self._configure_kernel()

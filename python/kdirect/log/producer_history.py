@@ -2,15 +2,16 @@
 
 Law of the room: reads files, changes only the kernel's table, and removes snapshots that must not
 be found again.  Called while nothing is appended: when a partition is opened, and after its log was
-cut.
+cut.  `snapshot_at` alone changes nothing and may be called at any time.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 
-from kdirect.errors import CorruptLogError
+from kdirect.errors import CorruptLogError, FormatError
 from kdirect.log import producer_state
 from kdirect.log.clock import now_ms
 from kdirect.log.kernel import CommitKernel
@@ -44,6 +45,35 @@ def load_producers(
     if entries:
         entries = _with_history(entries, segments, offset)
     kernel.load_producers(entries)
+    _add_batches(kernel, segments, offset, now)
+
+
+def snapshot_at(directory: Path, segments: Sequence[Segment], offset: int) -> bytes:
+    """The bytes of a snapshot at `offset`, where the last of `segments` ends: those of the file, if
+    it is sound; else made of the newest sound one below and the batches after it.  Changes no file:
+    the log is in use.  ClosedError when one of the segments was deleted meanwhile."""
+    older: list[ProducerEntry] = []
+    start = 0
+    for at, path in reversed(producer_state.list_snapshots(directory)):
+        if at > offset:
+            continue
+        try:
+            data = path.read_bytes()
+            older, start = producer_state.unpack_snapshot(data), at
+        except (FormatError, OSError) as e:
+            log.warning("producer snapshot %s is left out: %s", path, e)
+            continue
+        if at == offset:
+            return data
+        break
+    kernel = CommitKernel()
+    kernel.load_producers(older)
+    _add_batches(kernel, segments, start, now_ms())
+    return producer_state.pack_snapshot(kernel.producers()[0])
+
+
+def _add_batches(kernel: CommitKernel, segments: Sequence[Segment], offset: int, now: int) -> None:
+    """Tell the kernel's table of the batches from `offset` on."""
     for segment in segments:
         size, segment_end = segment.extent()
         if segment_end <= offset or size == 0:

@@ -69,8 +69,9 @@ def load_partition(
     *,
     clean: bool,
     recovery_point: int = 0,
-    log_start_offset: int = 0,
+    log_start_offset: int | None = None,
     high_watermark: int | None = None,
+    lost_start: bool = False,
     topic_id: uuid.UUID | None = None,
     files: list[str] | None = None,
     unsynced: list[Path] | None = None,
@@ -81,8 +82,13 @@ def load_partition(
     are the names of what is there, if the caller has listed them.  With `high_watermark`, only
     records below it may be read until the gate says more; without it, all that was found, for it is
     on disk.  What has to be synced before the partition is used is added to `unsynced`, for the
-    caller to do so; without it, it is done here."""
-    found = _look(topic_partition, directory, config, files, max(0, log_start_offset))
+    caller to do so; without it, it is done here.
+
+    `log_start_offset` is what the checkpoint says.  Of a tiered log it may lie before the first
+    segment; without it such a log starts with its first segment, for it has never deleted one that
+    is tiered; with `lost_start`, because the checkpoint itself is lost, it starts where the leader
+    epochs begin, which is not above its start."""
+    found = _look(topic_partition, directory, config, files, max(0, log_start_offset or 0))
     to_sync: list[Path] = []
     segments = _load_clean(found) if clean else _load_after_crash(found, recovery_point, to_sync)
     if unsynced is None:
@@ -91,8 +97,7 @@ def load_partition(
         unsynced += to_sync
     segments[-1].sealed = False
     dense_from = _note_gaps(found, segments)
-    start_offset = max(log_start_offset, segments[0].base_offset)
-    start_offset = min(start_offset, segments[-1].end_offset)
+    start_offset = _start_of(found, segments, log_start_offset, lost_start)
     epochs = _load_epochs(found, segments, start_offset)
     kernel = _load_kernel(found, segments, start_offset, epochs)
     partition = Partition(
@@ -109,6 +114,22 @@ def load_partition(
     if high_watermark is not None:
         partition.hold_readers_at(high_watermark)
     return partition
+
+
+def _start_of(found: _Found, segments: list[Segment], known: int | None, lost_start: bool) -> int:
+    """The log start; see `load_partition`."""
+    first_kept = segments[0].base_offset
+    start = first_kept if known is None else max(0, known)
+    if not found.config.remote_storage:
+        start = max(start, first_kept)
+    elif known is None and lost_start:
+        epochs = checkpoint.read_leader_epochs(found.directory)
+        start = min([first_kept, *(first for _, first in epochs[:1])])
+        log.warning(
+            "the log start of %s is lost: it is taken to be %d, where its leader epochs begin",
+            *(found.topic_partition, start),
+        )
+    return min(start, segments[-1].end_offset)
 
 
 def begin_directory(directory: Path, config: LogConfig, topic_id: uuid.UUID) -> None:

@@ -21,7 +21,7 @@ from __future__ import annotations
 import os
 import threading
 from bisect import bisect_right
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -41,6 +41,7 @@ from kdirect.log.segment_source import FileExtent, Release, SegmentSource
 from kdirect.log.views import KernelView, SealedSegment
 
 if TYPE_CHECKING:
+    from kdirect.log.producers import ProducerEntry
     from kdirect.log.results import CommitResult
 
 NO_EPOCH = -1
@@ -177,7 +178,8 @@ class ReplicaLog(Rolling):
         """Before anybody else knows the partition: only records below `offset` may be read, or
         below the batch that holds it, although there are more.  A replica that starts again reads
         its high watermark from a checkpoint, which may be older than the log start."""
-        start = max(offset, int(self.kernel.log_start_offset))
+        # What is in remote storage only was committed.
+        start = max(offset, self.local_log_start_offset)
         if start >= self.kernel.log_end_offset:
             return
         source = self.source_for(start)
@@ -382,21 +384,14 @@ class ReplicaLog(Rolling):
         as this replica knows that it was committed; segments wholly below go."""
         with self._roll_lock:
             self._check_open()
-            self.kernel.set_log_start_offset(min(offset, self.kernel.high_watermark))
-            start = int(self.kernel.log_start_offset)
-            below = 0
-            for segment in self._segments[:-1]:
-                if segment.end_offset > start:
-                    break
-                below += 1
-            self._delete_oldest(below)
+            self._move_start(min(offset, int(self.kernel.high_watermark)))
 
     def read_for_replica(
         self, offset: int, max_bytes: int, *, release: Release | None = None
     ) -> Copied:
         """Batches from `offset` on, of one segment, readable or not: at most `max_bytes`, but at
         least one.  They may lie below the log start, as long as they are there.  Their pages are in
-        memory.  OffsetOutOfRangeError."""
+        memory.  OffsetOutOfRangeError; TieredOffsetError where they are in remote storage only."""
         view, sources, bases = self._look()
         source = self._source_of_copy(offset, view, sources, bases)
         bound = self._most_bytes(source, sources, view)
@@ -438,7 +433,7 @@ class ReplicaLog(Rolling):
     def sealed_extent(self, offset: int) -> SealedExtent | None:
         """The sealed segment in which the batch of `offset` begins, for a replica that READs it;
         None where the log's last segment holds that offset, or the log ends there.
-        OffsetOutOfRangeError, also where no batch begins there."""
+        OffsetOutOfRangeError, also where no batch begins there; TieredOffsetError."""
         view, sources, bases = self._look()
         source = self._source_of_copy(offset, view, sources, bases)
         if source is sources[-1]:
@@ -523,6 +518,8 @@ class ReplicaLog(Rolling):
         bases: list[int],
     ) -> SegmentSource:
         if not bases[0] <= offset <= view.log_end_offset:
+            if view.log_start_offset <= offset < bases[0]:
+                raise self._not_here(offset, view, bases[0])
             raise OffsetOutOfRangeError(
                 f"offset {offset} of {self.topic_partition} is outside"
                 f" [{bases[0]}, {view.log_end_offset}]",
@@ -558,22 +555,40 @@ class ReplicaLog(Rolling):
                 if known > epoch:
                     offset = min(offset, first)
                     break
-            if offset < self.kernel.log_start_offset:
+            start = int(self.kernel.log_start_offset)
+            if offset < start:
                 self.start_over(offset)
+            elif offset < self._bases[0]:  # what both logs have is in remote storage only
+                self.start_over(offset, epochs=self._epochs.between(start, offset))
             else:
                 self.truncate_to(min(offset, int(self.kernel.log_end_offset)))
             return int(self.kernel.log_end_offset)
 
-    def start_over(self, offset: int) -> None:
-        """Drop every record: the log is empty, and begins at `offset`.  Slots are revoked as when a
-        topic is deleted, and producers lose the head as when it is rolled.
+    def start_over(
+        self,
+        offset: int,
+        *,
+        log_start: int | None = None,
+        epochs: Sequence[tuple[int, int]] = (),
+        producers: Sequence[ProducerEntry] = (),
+    ) -> None:
+        """Drop every record: the log is empty, and goes on at `offset`.  Slots are revoked as when
+        a topic is deleted, and producers lose the head as when it is rolled.
+
+        It begins at `offset`, too; a tiered one at `log_start`, if that is below: what lies between
+        is in remote storage only.  Without `log_start`, it goes on to begin where it does.
+        `epochs` (epoch, first offset) and `producers` are what is known of what is below `offset`.
 
         A crash in the middle leaves a part of the old log, or the new one.  After an error either
         nothing has changed, or the partition takes no more records and is not closed cleanly."""
         with self._roll_lock:
             self._check_open()
-            if self.kernel.log_end_offset == offset == self._segments[0].base_offset:
+            if log_start is None and self.kernel.log_end_offset == offset == self._bases[0]:
                 return
+            start = offset
+            if self.is_tiered:
+                begins = self.kernel.log_start_offset if log_start is None else log_start
+                start = min(offset, int(begins))
             for callback in self.before_roll:
                 callback(self)
             end = int(self.kernel.log_end_offset)
@@ -583,9 +598,10 @@ class ReplicaLog(Rolling):
                 with self._flush_lock:
                     self.gate.truncated(0)
                     self.write_checkpoints()
-                    doomed = self._empty_list(offset)
+                    doomed = self._empty_list(offset, start, epochs)
                     self.gate.flushed(offset)
-                self._empty_files(doomed, partial(Segment.create_empty, self.directory, offset))
+                create = partial(Segment.create_empty, self.directory, offset)
+                self._empty_files(doomed, create, offset, producers)
             except (OSError, LogError) as e:
                 raise self._cut_failed(offset, e) from e
             log.info("%s starts over at offset %d: it ended at %d", *self._names(offset, end))
@@ -594,9 +610,12 @@ class ReplicaLog(Rolling):
     def _names(self, offset: int, end: int) -> tuple[object, int, int]:
         return self.topic_partition, offset, end
 
-    def _empty_list(self, offset: int) -> tuple[Segment, ...]:
+    def _empty_list(
+        self, offset: int, start: int, known: Sequence[tuple[int, int]]
+    ) -> tuple[Segment, ...]:
         """Exchange what is in memory; the segments that go."""
-        epochs = self._epochs.write_emptied(offset)
+        epochs = self._epochs.write_emptied(offset, known)
+        self._remote_end = min(self._remote_end, offset)
         with self._lock:
             self.kernel.revoke_slots()
             head = self._segments[-1] if self._segments[-1].is_head else None
@@ -604,13 +623,22 @@ class ReplicaLog(Rolling):
                 head.take_from_kernel()
             doomed = self._segments
             epoch = self._epochs.replace(epochs)
+            if start < self.kernel.log_start_offset:
+                self.kernel.truncate(start, 0, start, epoch, empty=True)
             self.kernel.truncate(offset, 0, offset, epoch, empty=True)
+            self.kernel.set_log_start_offset(start)
             self._set_segments((Segment(self.directory, offset),))
         if head is not None:
             head.finish_seal()
         return doomed
 
-    def _empty_files(self, doomed: tuple[Segment, ...], create: Any) -> None:
+    def _empty_files(
+        self,
+        doomed: tuple[Segment, ...],
+        create: Any,
+        offset: int,
+        producers: Sequence[ProducerEntry],
+    ) -> None:
         """Segments go from the last one on, so that a crash leaves the beginning of a log; what
         snapshots say of the producers in them goes before, because the next start believes it."""
         for _, path in producer_state.list_snapshots(self.directory, os.listdir(self.directory)):
@@ -620,9 +648,12 @@ class ReplicaLog(Rolling):
             segment.delete()
             checkpoint.sync_directory(self.directory)
         create()
+        if producers:
+            producer_state.write_snapshot(self.directory, offset, producers, sync=True)
         checkpoint.sync_directory(self.directory)
         self.write_checkpoints()
-        self.kernel.load_producers([])
+        self._start_on_disk = -1  # it may have gone back
+        self.kernel.load_producers(producers)
 
 
 def _allowed(segment_bytes: int) -> int:

@@ -23,7 +23,6 @@ import threading
 import time
 from bisect import bisect_right
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from kdirect.errors import ClosedError, LogError, StorageFullError
@@ -41,12 +40,13 @@ from kdirect.log.growth import (
     next_capacity,
 )
 from kdirect.log.head import PreparedHead, SpareHead, cannot_allocate, reopen_as_head
-from kdirect.log.kept_segments import KeptSegments
 from kdirect.log.kernel import NO_HEAD
 from kdirect.log.mapped import first_timestamp
 from kdirect.log.producer_history import load_producers
 from kdirect.log.producers import ProducerEntry
+from kdirect.log.retention import count_below
 from kdirect.log.segment import Segment
+from kdirect.log.tiering import Tiering
 from kdirect.log.truncation import CutSegment
 
 log = logging.getLogger("kdirect.log")
@@ -54,18 +54,15 @@ log = logging.getLogger("kdirect.log")
 RollCallback = Callable[[Any, Segment, Segment], None]
 
 
-class Rolling(KeptSegments):
+class Rolling(Tiering):
     """See the module.  What it works on is made by `Partition`."""
 
-    directory: Path
-    config: LogConfig
     head_config: LogConfig  # by which heads are made: a copy's are as large as its leader's
     before_roll: list[Callable[[Any], None]]
     on_roll: list[RollCallback]
     before_give_back: list[Callable[[Any], bool]]
     gate: AckGate
     write_checkpoints: Callable[[], None]
-    _roll_lock: threading.RLock
     _flush_lock: threading.Lock
     _spare: SpareHead
     _use: HeadUse
@@ -455,17 +452,37 @@ class Rolling(KeptSegments):
         self._tell(old, new)
         return True
 
+    def _move_start(self, offset: int) -> None:
+        """Let the log start at `offset`, if it starts before; segments wholly below go.  Of a
+        tiered log that is on disk first."""
+        self.kernel.set_log_start_offset(offset)
+        if self.is_tiered:
+            self._put_start_on_disk()
+        count = count_below(self._segments, int(self.kernel.log_start_offset))
+        if not self._delete_oldest(count) and self.is_tiered:
+            self._trim_epochs()
+
+    def _trim_epochs(self) -> None:
+        """Forget the epochs of records that are gone everywhere.  Not up to the log start: records
+        below it may be kept here, and replicas copy these, too."""
+        first = min(self.first_kept_offset, int(self.kernel.log_start_offset))
+        self._epochs.trim(first)
+
     def _delete_oldest(self, count: int) -> int:
         if count == 0:
             return 0
         # The active one too: it needs a successor whose name remembers the log end.
         if count == len(self._segments) and not self._retire_active():
             return 0
+        if self.is_tiered:
+            if not self._keeps_start:
+                self.kernel.set_log_start_offset(self._bases[count])
+            self._put_start_on_disk()  # or the next start would find it where local segments begin
         with self._lock:
             doomed = self._segments[:count]
             self._set_segments(self._segments[count:])
-            # One step as long as nothing is kept elsewhere; then the log start stays.
-            self.kernel.set_log_start_offset(self._bases[0])
+            if not self.is_tiered:
+                self.kernel.set_log_start_offset(self._bases[0])
         for segment in doomed:
             log.info(
                 "deleting segment %s (offsets [%d, %d), %d bytes)",
@@ -476,8 +493,7 @@ class Rolling(KeptSegments):
             )
             segment.delete()
         producer_state.delete_before(self.directory, self._bases[0])
-        # Not up to the log start: records below it may be kept, and replicas copy these, too.
-        self._epochs.trim(self.first_kept_offset)
+        self._trim_epochs()
         self._disk.directory_changed = True
         return count
 
@@ -502,7 +518,8 @@ class Rolling(KeptSegments):
     def truncate_to(self, offset: int) -> int:
         """Cut the log so that it ends before `offset`, or, where a batch holds that offset and
         earlier ones, before this batch; the new log end offset.  A replica cuts off by this what
-        its leader does not have.  OffsetOutOfRangeError outside [log start, log end].
+        its leader does not have.  OffsetOutOfRangeError outside [log start, log end],
+        TieredOffsetError below what is kept here: then nothing of it stays (`start_over`).
 
         Later segments are deleted, and the one that holds the offset is replaced by a copy of what
         is kept (`kdirect.log.truncation`): whoever reads what was cut off goes on reading the old
@@ -521,6 +538,8 @@ class Rolling(KeptSegments):
                 raise self._out_of_range(offset, view)
             if offset == view.log_end_offset:
                 return offset
+            if offset < self._bases[0]:
+                raise self._not_here(offset, view, self._bases[0])
             end_offset = self._cut_at(bisect_right(self._bases, offset) - 1, offset)
             log.info(
                 "cut %s at offset %d: it ended at %d",
@@ -589,6 +608,7 @@ class Rolling(KeptSegments):
     ) -> tuple[Segment, ...]:
         """Exchange what is in memory; the segments that go."""
         epochs = self._epochs.write_truncated(end_offset)
+        self._remote_end = min(self._remote_end, end_offset)  # what comes there now is not copied
         with self._lock:
             self.kernel.revoke_slots()
             head = self._segments[-1] if self._segments[-1].is_head else None

@@ -251,7 +251,7 @@ cdef void cut_log(kernel_state* s, const mark_t* end, int32_t epoch, bint empty)
         s.stable = end[0]
     if empty or s.disk.offset >= end.offset:
         s.disk = end[0]
-    if empty or s.log_start > end.offset:
+    if s.log_start > end.offset:
         s.log_start = end.offset
     s.leader_epoch = epoch
     s.last_epoch = epoch

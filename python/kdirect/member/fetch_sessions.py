@@ -28,7 +28,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from kdirect.cluster.leading_replica import Confirmed
-from kdirect.errors import KdirectError, OffsetOutOfRangeError
+from kdirect.errors import KdirectError, OffsetOutOfRangeError, TieredOffsetError
 from kdirect.format.protocol import ErrorCode
 from kdirect.format.replica_fetch import CopiedPartition, Push, fetch_as_replica_response
 from kdirect.log.partition import Partition
@@ -422,12 +422,12 @@ class FetchSessions:
         row.sent = number  # a newer request must not send the same while this one reads
         try:
             copied = await self._copy(leader, row.offset, min(PARTITION_BYTES, room))
-        except OffsetOutOfRangeError:
+        except (OffsetOutOfRangeError, TieredOffsetError) as e:
             row.sent = 0
             start = partition.first_kept_offset
-            return _refusal(tp, ErrorCode.OFFSET_OUT_OF_RANGE)._replace(
-                leader_epoch=row.epoch, log_start_offset=start
-            )
+            is_tiered = isinstance(e, TieredOffsetError)
+            code = TieredOffsetError.code if is_tiered else ErrorCode.OFFSET_OUT_OF_RANGE
+            return _refusal(tp, code)._replace(leader_epoch=row.epoch, log_start_offset=start)
         except (KdirectError, OSError) as e:  # the follower's other partitions go on
             row.sent = 0
             log.error("%s cannot be copied from offset %d on: %s", tp, row.offset, e)

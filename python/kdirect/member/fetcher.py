@@ -22,7 +22,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from kdirect.errors import BrokerUnavailableError, KdirectError
+from kdirect.errors import BrokerUnavailableError, KdirectError, TieredOffsetError
 from kdirect.format import protocol as p
 from kdirect.format.protocol import ErrorCode
 from kdirect.format.schema import build
@@ -363,7 +363,9 @@ class _Fetch:
 
     def _refused(self, copy: Copy, row: Any) -> None:
         """One partition cannot be fetched now."""
-        if row.error_code == ErrorCode.OFFSET_OUT_OF_RANGE and row.leader_epoch == copy.epoch:
+        # In remote storage only: what the leader has begins later, as where it was deleted.
+        is_below = row.error_code in (ErrorCode.OFFSET_OUT_OF_RANGE, TieredOffsetError.code)
+        if is_below and row.leader_epoch == copy.epoch:
             copy.out_of_range(copy.epoch, row.log_start_offset)
         # The leader was deposed, or has not heard yet that it leads: the metadata will say which.
         self._ask_later(copy)

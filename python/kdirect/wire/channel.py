@@ -36,6 +36,7 @@ from kdirect.errors import (
     OffsetOutOfRangeError,
     ProtocolError,
     QueuePairError,
+    TieredOffsetError,
     TransportError,
 )
 from kdirect.format import layout
@@ -59,6 +60,7 @@ def access_error(code: int, message: str | None, what: str) -> KdirectError:
         layout.ERROR_ACCESS_CONTENDED,
         layout.ERROR_ACCESS_DISABLED,
         layout.ERROR_NO_FREE_SLOT,
+        TieredOffsetError.code,  # a Fetch brings what is in remote storage
     ):
         error = AccessDeniedError(text)
         error.held = code == layout.ERROR_ACCESS_HELD

@@ -1,0 +1,142 @@
+"""The rows of tiered storage in the tables of broker and topic properties (`options.py`).
+
+Law: as in `options.py`, of which this is a part.  Names, defaults and refusals are those of Kafka
+4.1 where it has the property.  What holds between them is checked in `kdirect.log.remote_rules`.
+"""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import parse_qsl, urlsplit
+
+from kdirect.errors import ConfigError
+from kdirect.option_table import Option
+
+_UNLIMITED = (1 << 63) - 1
+_SECRET = re.compile(r"key|secret|token|password|sas", re.IGNORECASE)
+
+
+def _without_credentials(uri: str) -> str:
+    """The URI is shown to whoever asks for the broker's properties, so it must hold no secret.  The
+    error does not repeat it."""
+    try:
+        parts = urlsplit(uri)
+        secrets = [name for name, _ in parse_qsl(parts.query) if _SECRET.search(name)]
+        has_password = ":" in parts.netloc.rpartition("@")[0]
+    except ValueError as e:
+        raise ConfigError(
+            f"option remote.log.storage.uri is no URI: {e}",
+            hint="give for example s3://bucket/logs",
+        ) from None
+    if not parts.scheme:
+        raise ConfigError(
+            "option remote.log.storage.uri names no kind of store",
+            hint="begin it with s3://, gs://, abfs://, hdfs:// or file:///",
+        )
+    if has_password or secrets:
+        raise ConfigError(
+            "option remote.log.storage.uri holds credentials, which would be shown with it",
+            hint="take them out and give them as rsm.config.* properties, or in the environment",
+        )
+    return uri
+
+
+# fmt: off
+REMOTE_BROKER_ROWS = (
+    Option("remote.log.storage.system.enable", "bool", False,
+           "Switch tiered storage on: topics with remote.storage.enable=true keep what is old in "
+           "the object store of remote.log.storage.uri. A broker that has such topics does not "
+           "start without it."),
+    Option("remote.log.storage.uri", "str", None,
+           "Where the segments of tiered topics go, as pyarrow's `FileSystem.from_uri` takes it: "
+           "`s3://bucket/prefix?endpoint_override=...`, `gs://`, `abfs://`, `hdfs://` or "
+           "`file:///`. It may hold no credentials.", check=_without_credentials),
+    Option("rsm.config.*", "str", None,
+           "Properties of the object store, such as rsm.config.access_key and "
+           "rsm.config.secret_key; any name below rsm.config. is accepted. Their values are "
+           "secrets and are shown nowhere. Default: the environment, or the role of the machine.",
+           secret=True),
+    Option("log.local.retention.ms", "ms", -2,
+           "How long segments of tiered topics that were copied stay on this broker, too (topic: "
+           "local.retention.ms); -2: as long as the topic's retention says; -1: no limit.",
+           low=-2),
+    Option("log.local.retention.bytes", "bytes", -2,
+           "How many bytes of a tiered partition stay on this broker; older segments go once they "
+           "were copied (topic: local.retention.bytes); -2: as many as the topic's retention says; "
+           "-1: no limit.", low=-2),
+    Option("remote.log.manager.copier.thread.pool.size", "int", 10,
+           "Threads that copy segments to the object store.", low=1),
+    Option("remote.log.manager.expiration.thread.pool.size", "int", 10,
+           "Threads that delete from the object store what retention no longer keeps.", low=1),
+    Option("remote.log.manager.task.interval.ms", "ms", 30_000,
+           "How often the broker checks for what is to be copied or deleted. A segment that was "
+           "just sealed does not wait for that.", low=1),
+    Option("remote.log.manager.copy.max.bytes.per.second", "long", _UNLIMITED,
+           "How many bytes per second the broker copies to the object store at most.", low=1),
+    Option("remote.log.manager.fetch.max.bytes.per.second", "long", _UNLIMITED,
+           "How many bytes per second the broker reads from the object store at most.", low=1),
+    Option("remote.log.copy.timeout.ms", "ms", 300_000,
+           "A copy of a segment that takes longer is given up and begun anew.", low=1),
+    Option("remote.orphan.age.ms", "ms", 86_400_000,
+           "Objects of this cluster that no metadata names are deleted once they are this old.",
+           low=1),
+    Option("remote.log.reader.threads", "int", 10,
+           "Threads that read from the object store for Fetch.", low=1),
+    Option("remote.log.reader.max.pending.tasks", "int", 100,
+           "How many such reads may wait for a thread. With more, a Fetch is answered without "
+           "records.", low=1),
+    Option("remote.fetch.max.wait.ms", "ms", 500,
+           "How long a Fetch waits for the object store. What comes later is kept for the next "
+           "one.", low=1),
+    Option("remote.list.offsets.request.timeout.ms", "ms", 30_000,
+           "How long a lookup by time waits for the object store.", low=1),
+    Option("remote.log.index.file.cache.total.size.bytes", "bytes", 1 << 30,
+           "Disk space for indexes of remote segments (remote-log-index-cache in the log "
+           "directory).", low=1),
+    Option("remote.log.chunk.cache.bytes", "bytes", 256 << 20,
+           "Memory for records that were read from the object store, ahead of readers or after "
+           "their Fetch was answered.", low=1 << 20),
+    Option("rlmm.config.remote.log.metadata.topic.num.partitions", "int", 1,
+           "Partitions of __remote_log_metadata; takes effect when the first segment is copied. "
+           "Kafka's default is 50, to spread the load over brokers.", low=1, high=1000),
+    Option("rlmm.config.remote.log.metadata.topic.replication.factor", "int", 3,
+           "Replicas of __remote_log_metadata. Without zookeeper.connect there is one, whatever is "
+           "given.", low=1, high=32767),
+    Option("remote.log.client.access", "enum", "broker",
+           "How clients may read what is in the object store: by asking it themselves with "
+           "credentials of their own (`config`), by URLs that the broker signs for one object each "
+           "(`presigned`), or through the broker only (`broker`).",
+           choices=("config", "presigned", "broker")),
+    Option("remote.log.presign.expiry.ms", "ms", 900_000,
+           "How long a URL that the broker has signed is good for.", low=1000,
+           high=604_800_000),
+)
+
+REMOTE_TOPIC_ROWS = (
+    Option("local.retention.bytes", "bytes", None,
+           "Overrides log.local.retention.bytes. Counts for tiered topics only, and may not be "
+           "above retention.bytes.", low=-2, synonym="log.local.retention.bytes"),
+    Option("local.retention.ms", "ms", None,
+           "Overrides log.local.retention.ms. Counts for tiered topics only, and may not be above "
+           "retention.ms.", low=-2, synonym="log.local.retention.ms"),
+    Option("remote.copy.lag.bytes", "bytes", 0,
+           "Copy a sealed segment only when so many bytes of the log come after it; 0 does not "
+           "wait, -1 waits as long as local.retention.bytes allows. With remote.copy.lag.ms, both "
+           "must be reached.", low=-1),
+    Option("remote.copy.lag.ms", "ms", 0,
+           "Copy a sealed segment only when its newest record is this old; 0 does not wait, -1 "
+           "waits as long as local.retention.ms allows.", low=-1),
+    Option("remote.log.client.access", "enum", "inherit",
+           "Whether clients may read this topic's objects themselves: as the broker's property of "
+           "this name says (`inherit`), or never (`broker`).", choices=("inherit", "broker")),
+    Option("remote.log.copy.disable", "bool", False,
+           "Copy nothing more of a tiered topic. What is in the object store stays readable, and "
+           "local.retention.* must be as retention.*, or -2."),
+    Option("remote.log.delete.on.disable", "bool", False,
+           "Needed to take remote.storage.enable back: then what is in the object store is "
+           "deleted."),
+    Option("remote.storage.enable", "bool", False,
+           "Keep what is old in the object store (tiered storage). The broker needs "
+           "remote.log.storage.system.enable=true."),
+)
+# fmt: on
