@@ -6,16 +6,10 @@ import enum
 import uuid
 from typing import NamedTuple, TypeAlias
 
-from kdirect.format.remote_metadata import (
-    RemotePartitionDelete,
-    RemoteSegment,
-    RemoteSegmentUpdate,
-)
+from kdirect.format.remote_metadata import RemoteSegment
 from kdirect.format.segment_object import TailPlace
 from kdirect.storage.copy_rules import LocalLog, TierConfig
-
-Record: TypeAlias = RemoteSegment | RemoteSegmentUpdate | RemotePartitionDelete
-
+from kdirect.storage.segment_states import Record
 
 # -- events ----------------------------------------------------------------------------------------
 

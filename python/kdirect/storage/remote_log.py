@@ -59,7 +59,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from kdirect.format.remote_metadata import (
@@ -99,7 +99,6 @@ from kdirect.storage.remote_events import (
     MoveLogStart,
     Put,
     PutEnded,
-    Record,
     Recorded,
     Tiered,
     TopicDeleted,
@@ -107,8 +106,8 @@ from kdirect.storage.remote_events import (
     Write,
 )
 from kdirect.storage.remote_segments import RemoteSegments
+from kdirect.storage.segment_states import NO_EPOCH, NO_SEGMENT, epoch_of, follows, updated
 
-NO_EPOCH = -1  # of records that are not kdirect's
 FIRST_PAUSE_MS = 1_000
 LONGEST_PAUSE_MS = 60_000
 MOST_DELETIONS = 32  # under way at once, of one partition
@@ -117,16 +116,7 @@ MOST_FAILED = 3  # tries whose remains are not deleted yet; more are not begun
 # -- the machine -----------------------------------------------------------------------------------
 
 _S = SegmentState
-_NO_SEGMENT = uuid.UUID(int=0)  # of the record that an epoch has begun
 _FORGOTTEN = PartitionDeleteState.DELETE_PARTITION_FINISHED
-# What may follow what in the metadata of a segment; anything else was written by a leader that was
-# not one any more.
-_FOLLOWS = {
-    _S.COPY_SEGMENT_STARTED: (_S.COPY_SEGMENT_FINISHED, _S.DELETE_SEGMENT_STARTED),
-    _S.COPY_SEGMENT_FINISHED: (_S.DELETE_SEGMENT_STARTED,),
-    _S.DELETE_SEGMENT_STARTED: (_S.DELETE_SEGMENT_FINISHED,),
-    _S.DELETE_SEGMENT_FINISHED: (),
-}
 
 
 @dataclass(slots=True)
@@ -216,15 +206,14 @@ class RemoteLog:
         record = event.record
         if isinstance(record, RemotePartitionDelete):
             return self._partition_recorded(record)
-        custom = parse_custom_metadata(record.custom)
-        epoch = NO_EPOCH if custom is None else custom.leader_epoch
+        epoch = epoch_of(record)
         if NO_EPOCH < epoch < self._newest_epoch:
             return []
         self._newest_epoch = max(epoch, self._newest_epoch)
         if self._newest_epoch > self._epoch and self._loaded:
             self._is_over = True
             return []
-        if record.segment_id == _NO_SEGMENT:
+        if record.segment_id == NO_SEGMENT:
             return self._fenced()
         held = self._held.get(record.segment_id)
         if isinstance(record, RemoteSegment):
@@ -235,8 +224,8 @@ class RemoteLog:
                 return []  # it was told before
         elif held is None:
             return []
-        elif record.state in _FOLLOWS[held.segment.state]:
-            held.segment = _updated(held.segment, record)
+        elif follows(record.state, held.segment.state):
+            held.segment = updated(held.segment, record)
         elif held.writing is not record.state:
             return []  # of a leader that was not one any more
         if held.writing not in (None, record.state):
@@ -251,7 +240,7 @@ class RemoteLog:
         if isinstance(record, RemotePartitionDelete):
             self._writing = None  # the next look tries again
             return []
-        if record.segment_id == _NO_SEGMENT:
+        if record.segment_id == NO_SEGMENT:
             self._fencing = False
             return []
         held = self._held.get(record.segment_id)
@@ -328,29 +317,12 @@ class RemoteLog:
             topic=self._topic,
             topic_id=self._topic_id,
             partition=self._partition,
-            segment_id=_NO_SEGMENT,
+            segment_id=NO_SEGMENT,
             broker_id=self._broker_id,
             event_timestamp_ms=self._now_ms,
             custom=pack_custom_metadata(CustomMetadata(epoch)),
             state=_S.DELETE_SEGMENT_FINISHED,
         )
-
-    def records(self) -> list[Record]:
-        """The metadata that counts, in the form in which it was written: for a segment the record
-        of its beginning, then that of its present state."""
-        out: list[Record] = []
-        if self._newest_epoch > 0:
-            out.append(self._fence_record(self._newest_epoch))
-        for held in self._held.values():
-            segment = held.segment
-            if segment.state is _S.COPY_SEGMENT_STARTED:
-                out.append(segment)
-                continue
-            out.append(replace(segment, state=_S.COPY_SEGMENT_STARTED, custom=None))
-            out.append(self._update(segment, segment.state, segment.custom))
-        if self._deleted is not None:
-            out.append(self._partition_delete(self._deleted))
-        return out
 
     # -- the work of one segment -------------------------------------------------------------------
 
@@ -685,6 +657,16 @@ class RemoteLog:
 
     # -- looking from outside ----------------------------------------------------------------------
 
+    @property
+    def is_deleted(self) -> bool:
+        """Does the metadata say that all of the partition goes?"""
+        return self._deleted is not None
+
+    @property
+    def is_empty(self) -> bool:
+        """Is there no segment of which there is metadata?"""
+        return not self._held
+
     def figures(self) -> Figures:
         """For the metrics of the partition."""
         local = self._local
@@ -715,17 +697,6 @@ class RemoteLog:
         LogStartMoved: _log_start_moved,
         TopicDeleted: _topic_deleted,
     }
-
-
-def _updated(segment: RemoteSegment, update: RemoteSegmentUpdate) -> RemoteSegment:
-    custom = update.custom if update.custom is not None else segment.custom
-    return replace(
-        segment,
-        state=update.state,
-        custom=custom,
-        broker_id=update.broker_id,
-        event_timestamp_ms=update.event_timestamp_ms,
-    )
 
 
 def _pause_ms(failures: int) -> int:

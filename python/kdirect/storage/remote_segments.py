@@ -2,20 +2,21 @@
 
 Segments may overlap: two leaders have copied logs whose segments begin at different offsets, or one
 copied what the other had copied already.  So an offset is looked for among all that may hold it,
-and the one that reaches furthest is taken.  Everything here costs no more than the overlaps, except
-`bytes_from`, whose walk is remembered until something changes.
+and the one that reaches furthest is taken.
+
+One thread changes it, any may look: each change puts a new view in place of the old one.  Looking
+costs no more than the overlaps, except for `bytes_from`, whose walk is remembered until something
+changes.
 """
 
 from __future__ import annotations
 
 import uuid
-from bisect import bisect_left, bisect_right, insort
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from kdirect.format.remote_metadata import RemoteSegment
-
-_ANY_ID = uuid.UUID(int=(1 << 128) - 1)
 
 
 class Piece(NamedTuple):
@@ -27,66 +28,103 @@ class Piece(NamedTuple):
     size: int
 
 
+class _View(NamedTuple):
+    """All segments by base offset.  `longest`: the most offsets that one of them ever spanned."""
+
+    bases: tuple[int, ...] = ()
+    segments: tuple[RemoteSegment, ...] = ()
+    longest: int = 0
+
+    def at(self, offset: int) -> RemoteSegment | None:
+        best: RemoteSegment | None = None
+        for i in range(bisect_right(self.bases, offset) - 1, -1, -1):
+            if self.bases[i] + self.longest <= offset:
+                break
+            found = self.segments[i]
+            if found.end_offset > offset and (best is None or found.end_offset > best.end_offset):
+                best = found
+        return best
+
+    def index_of(self, segment: RemoteSegment) -> int:
+        """Where a segment is that is there."""
+        i = bisect_left(self.bases, segment.base_offset)
+        while self.segments[i].segment_id != segment.segment_id:
+            i += 1
+        return i
+
+
 class RemoteSegments:
-    """See the module.  Iteration gives them by base offset."""
+    """See the module.  Iteration gives the segments by base offset."""
 
     def __init__(self) -> None:
-        self._keys: list[tuple[int, uuid.UUID]] = []
+        self._view = _View()
         self._by_id: dict[uuid.UUID, RemoteSegment] = {}
-        self._longest = 0  # span of offsets of the longest segment ever held
         self._bytes: dict[int, int] = {}  # answers of `bytes_from`
 
     def __len__(self) -> int:
-        return len(self._keys)
+        return len(self._view.segments)
 
     def __iter__(self) -> Iterator[RemoteSegment]:
-        return (self._by_id[segment_id] for _, segment_id in self._keys)
+        return iter(self._view.segments)
 
     def __contains__(self, segment_id: object) -> bool:
         return segment_id in self._by_id
+
+    # -- changing ----------------------------------------------------------------------------------
 
     def add(self, segment: RemoteSegment) -> None:
         """Count a segment from now on; nothing happens if it counts already."""
         if segment.segment_id in self._by_id:
             return
         self._by_id[segment.segment_id] = segment
-        insort(self._keys, (segment.base_offset, segment.segment_id))
-        self._longest = max(self._longest, segment.end_offset - segment.base_offset)
-        self._bytes.clear()
+        bases, segments, longest = self._view
+        i = bisect_right(bases, segment.base_offset)
+        longest = max(longest, segment.end_offset - segment.base_offset)
+        self._put(
+            (*bases[:i], segment.base_offset, *bases[i:]),
+            (*segments[:i], segment, *segments[i:]),
+            longest,
+        )
 
     def remove(self, segment_id: uuid.UUID) -> None:
         """Count it no longer, if it did."""
         segment = self._by_id.pop(segment_id, None)
         if segment is not None:
-            key = (segment.base_offset, segment_id)
-            del self._keys[bisect_left(self._keys, key)]
-            self._bytes.clear()
+            bases, segments, longest = self._view
+            i = self._view.index_of(segment)
+            self._put((*bases[:i], *bases[i + 1 :]), (*segments[:i], *segments[i + 1 :]), longest)
+
+    def clear(self) -> None:
+        self._by_id.clear()
+        self._put((), (), 0)
+
+    def _put(
+        self, bases: tuple[int, ...], segments: tuple[RemoteSegment, ...], longest: int
+    ) -> None:
+        self._view = _View(bases, segments, longest)
+        self._bytes = {}
+
+    # -- looking -----------------------------------------------------------------------------------
 
     def at(self, offset: int) -> RemoteSegment | None:
         """Of the segments that hold `offset`, the one that reaches furthest."""
-        best: RemoteSegment | None = None
-        for i in range(bisect_right(self._keys, (offset, _ANY_ID)) - 1, -1, -1):
-            base, segment_id = self._keys[i]
-            if base + self._longest <= offset:
-                break
-            found = self._by_id[segment_id]
-            if found.end_offset > offset and (best is None or found.end_offset > best.end_offset):
-                best = found
-        return best
+        return self._view.at(offset)
 
     def at_or_after(self, offset: int) -> RemoteSegment | None:
-        """The same, or where no segment holds `offset`, the next one after it."""
-        found = self.at(offset)
+        """The same; where no segment holds `offset`, the next one after it."""
+        view = self._view
+        found = view.at(offset)
         if found is None:
-            i = bisect_right(self._keys, (offset, _ANY_ID))
-            found = self._by_id[self._keys[i][1]] if i < len(self._keys) else None
+            i = bisect_right(view.bases, offset)
+            found = view.segments[i] if i < len(view.segments) else None
         return found
 
     def pieces(self, start: int) -> Iterator[Piece]:
         """What is to be read from `start` on, in order and without a gap; it ends where the next
         offset is in no segment."""
+        view = self._view
         offset = start
-        while (segment := self.at(offset)) is not None:
+        while (segment := view.at(offset)) is not None:
             span = segment.end_offset - segment.base_offset
             size = segment.size * (segment.end_offset - offset) // span
             yield Piece(segment, offset, size)
@@ -94,8 +132,9 @@ class RemoteSegments:
 
     def covered_from(self, start: int) -> int:
         """The offset up to which every offset from `start` on is in a segment."""
+        view = self._view
         offset = start
-        while (segment := self.at(offset)) is not None:
+        while (segment := view.at(offset)) is not None:
             offset = segment.end_offset
         return offset
 
@@ -109,27 +148,20 @@ class RemoteSegments:
 
     def below(self, offset: int) -> list[RemoteSegment]:
         """Those that end at `offset` or before."""
-        end = bisect_left(self._keys, (offset, uuid.UUID(int=0)))
-        found = (self._by_id[segment_id] for _, segment_id in self._keys[:end])
+        view = self._view
+        found = view.segments[: bisect_left(view.bases, offset)]
         return [segment for segment in found if segment.end_offset <= offset]
 
     def within(self, start: int, end: int) -> list[RemoteSegment]:
         """Those whose offsets all lie in [`start`, `end`)."""
-        first = bisect_left(self._keys, (start, uuid.UUID(int=0)))
-        last = bisect_left(self._keys, (end, uuid.UUID(int=0)))
-        found = (self._by_id[segment_id] for _, segment_id in self._keys[first:last])
+        view = self._view
+        found = view.segments[bisect_left(view.bases, start) : bisect_left(view.bases, end)]
         return [segment for segment in found if segment.end_offset <= end]
-
-    def clear(self) -> None:
-        self._keys.clear()
-        self._by_id.clear()
-        self._bytes.clear()
-        self._longest = 0
 
     @property
     def end_offset(self) -> int:
         """The offset after the last one of any segment, -1 without segments."""
-        return max((s.end_offset for s in self), default=-1)
+        return max((segment.end_offset for segment in self._view.segments), default=-1)
 
 
 __all__ = ["Piece", "RemoteSegments"]

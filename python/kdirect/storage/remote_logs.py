@@ -1,0 +1,544 @@
+"""All tiered partitions of a broker, and the threads that copy and delete their segments.
+
+Owns: one `RemoteLog` for each partition of which there is metadata or a tiered log, the order in
+which its events reach it, and the threads that carry out what it decides.  What may not enter: how
+metadata is stored and committed (a `MetadataLog` does), sockets, event loops.
+
+=============================  =================================================================
+threads                        for what
+=============================  =================================================================
+``kdirect-remote-look``        one: what partitions say of themselves, every
+                               ``remote.log.manager.task.interval.ms`` and at each roll
+``kdirect-remote-copy-N``      ``remote.log.manager.copier.thread.pool.size``: uploads; each waits
+                               for one thread ``kdirect-remote-put``, which it leaves alone when the
+                               store has been silent for ``remote.log.copy.timeout.ms``
+``kdirect-remote-expire-N``    ``remote.log.manager.expiration.thread.pool.size``: deletions, looks
+                               at objects that others left, log starts that move
+=============================  =================================================================
+
+Locks: a partition's events wait in a queue; whoever finds nobody at work with it takes them one by
+one, so a `RemoteLog` is only ever used by one thread, and no lock is held while effects begin.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+from kdirect.errors import (
+    ClosedError,
+    CorruptObjectError,
+    KdirectError,
+    ObjectNotFoundError,
+    UnsupportedFormatError,
+)
+from kdirect.format.remote_metadata import RemoteSegment
+from kdirect.format.segment_object import TailPlace, needs, parse_footer, require_identity
+from kdirect.log.partition import Partition
+from kdirect.objects import ObjectStore
+from kdirect.storage import remote_events as e
+from kdirect.storage.copy_rules import LocalLog, LocalSegment, TierConfig
+from kdirect.storage.failpoints import reached
+from kdirect.storage.remote_log import Figures, RemoteLog
+from kdirect.storage.segment_states import Record
+from kdirect.storage.throttle import UNLIMITED, Throttle
+from kdirect.storage.upload import Copier, identity_of, key_of, upload
+
+log = logging.getLogger("kdirect.storage")
+
+TAIL_GUESS_BYTES = 64 << 10
+CLOSE_TIMEOUT_S = 2.0
+# Topic id and partition.
+PartitionId: TypeAlias = tuple[uuid.UUID, int]
+
+
+class MetadataLog(Protocol):
+    """Where metadata records are kept."""
+
+    def write(self, record: Record, done: Callable[[bool], None], /) -> None:
+        """Append the record; `done(True)` once it is committed and on disk, `done(False)` when it
+        could not be written, or nobody knows.  Returns at once; any thread may call either."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteSettings:
+    """What of the broker's properties is needed here.  Times in seconds, rates in bytes per
+    second."""
+
+    cluster_id: str
+    broker_id: int
+    copiers: int = 10
+    expirers: int = 10
+    interval_s: float = 30.0
+    copy_timeout_s: float = 300.0
+    copy_rate: int = UNLIMITED
+
+
+class _Log:
+    """One partition, with the events that wait for it."""
+
+    def __init__(self, machine: RemoteLog) -> None:
+        self.machine = machine
+        self.partition: Partition | None = None  # while this broker leads it
+        self.epoch = 0
+        self.ended = threading.Event()  # of the present leadership: uploads are not wanted
+        self.events: deque[e.Event] = deque()
+        self.lock = threading.Lock()  # of the queue
+        self.at_work = False
+        self.look_wanted = False
+
+
+@dataclass(slots=True)
+class RemoteCounters:
+    """What metrics tell (`kdirect.metrics`, room `storage`).  Each is counted by the threads of one
+    pool; sums may be a moment old."""
+
+    copy_requests: int = 0
+    copy_bytes: int = 0
+    copy_errors: int = 0
+    copies_given_up: int = 0
+    delete_requests: int = 0
+    delete_errors: int = 0
+    adopted: int = 0
+
+
+class RemoteLogs:
+    """See the module.  Life: construct, `apply` what is in the metadata, `lead` partitions,
+    `close`.  Any thread may call."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        metadata: MetadataLog,
+        settings: RemoteSettings,
+        *,
+        time_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+    ) -> None:
+        self.store = store
+        self.settings = settings
+        self.throttle = Throttle(settings.copy_rate)
+        self.counters = RemoteCounters()
+        self._metadata = metadata
+        self._time_ms = time_ms
+        self._logs: dict[PartitionId, _Log] = {}
+        self._lock = threading.Lock()  # of the dictionary
+        self._copiers = ThreadPoolExecutor(settings.copiers, "kdirect-remote-copy")
+        self._expirers = ThreadPoolExecutor(settings.expirers, "kdirect-remote-expire")
+        self._wakes: deque[_Log] = deque()
+        self._woken = threading.Condition()
+        self._looker: threading.Thread | None = None
+        self._closed = False
+        self._told: dict[str, float] = {}
+
+    # -- metadata ----------------------------------------------------------------------------------
+
+    def apply(self, record: Record) -> None:
+        """A committed record of the metadata topic, in its order; those of `write` are told to it
+        here, too."""
+        found = self._log_of(record.topic, record.topic_id, record.partition)
+        self._tell(found, e.Recorded(record))
+
+    def forget(self, wanted: Callable[[PartitionId], bool]) -> None:
+        """Forget the metadata of some partitions: another broker keeps it."""
+        with self._lock:
+            for key in [key for key in self._logs if wanted(key)]:
+                self._logs.pop(key).ended.set()
+
+    def _log_of(self, topic: str, topic_id: uuid.UUID, partition: int) -> _Log:
+        with self._lock:
+            found = self._logs.get((topic_id, partition))
+            if found is None:
+                machine = RemoteLog(topic, topic_id, partition, broker_id=self.settings.broker_id)
+                found = self._logs[topic_id, partition] = _Log(machine)
+            return found
+
+    def _items(self) -> list[tuple[PartitionId, _Log]]:
+        with self._lock:
+            return list(self._logs.items())
+
+    # -- leaderships -------------------------------------------------------------------------------
+
+    def lead(self, partition: Partition) -> None:
+        """This broker leads the partition, and all its metadata was told: look after it."""
+        tp = partition.topic_partition
+        found = self._log_of(tp.topic, partition.topic_id, tp.partition)
+        found.partition = partition
+        found.epoch = partition.leader_epoch
+        partition.on_roll.append(lambda *_: self._wake(found))
+        self._tell(found, e.Loaded())
+        self._wake(found)
+        self._start_looking()
+
+    def wake(self, topic_id: uuid.UUID, partition: int) -> None:
+        """Look at a partition soon: its configuration has changed, say."""
+        with self._lock:
+            found = self._logs.get((topic_id, partition))
+        if found is not None:
+            self._wake(found)
+
+    def delete(self, topic: str, topic_id: uuid.UUID, partition: int) -> bool:
+        """The topic is gone: delete what is in the store.  False when there is no metadata of the
+        partition, so that nothing has to be done."""
+        with self._lock:
+            found = self._logs.get((topic_id, partition))
+        if found is None or found.machine.is_empty:
+            return False
+        found.ended.set()
+        found.partition = None
+        self._tell(found, e.Loaded())
+        self._tell(found, e.TopicDeleted())
+        self._start_looking()
+        return True
+
+    def deletion_is_known(self, topic_id: uuid.UUID, partition: int) -> bool:
+        """Does the metadata say that all of the partition goes?  Then a restart goes on with it."""
+        with self._lock:
+            found = self._logs.get((topic_id, partition))
+        return found is None or found.machine.is_deleted
+
+    def resume_deletions(self) -> None:
+        """After a start: go on with the topics that were being deleted."""
+        for _, found in self._items():
+            if found.partition is None and found.machine.is_deleted:
+                self._tell(found, e.Loaded())
+                self._tell(found, e.TopicDeleted())
+                self._start_looking()
+
+    # -- looking for offsets -----------------------------------------------------------------------
+
+    def find(self, topic_id: uuid.UUID, partition: int, offset: int) -> RemoteSegment | None:
+        """The remote segment that holds `offset`; where none does, the next one."""
+        with self._lock:
+            found = self._logs.get((topic_id, partition))
+        return None if found is None else found.machine.segments.at_or_after(offset)
+
+    def end_offset(self, topic_id: uuid.UUID, partition: int) -> int:
+        """The offset after the last one that is in remote storage; -1 when nothing is."""
+        with self._lock:
+            found = self._logs.get((topic_id, partition))
+        return -1 if found is None else found.machine.segments.end_offset
+
+    def figures(self) -> dict[PartitionId, Figures]:
+        """For metrics."""
+        return {key: found.machine.figures() for key, found in self._items()}
+
+    # -- events and effects ------------------------------------------------------------------------
+
+    def _tell(self, found: _Log, event: e.Event) -> None:
+        with found.lock:
+            found.events.append(event)
+            if found.at_work:
+                return
+            found.at_work = True
+        while True:
+            with found.lock:
+                if not found.events:
+                    found.at_work = False
+                    return
+                event = found.events.popleft()
+            try:
+                for effect in found.machine.on(event):
+                    self._begin(found, effect)
+            except Exception:
+                log.exception("an event of remote storage failed: %r", event)
+
+    def _begin(self, found: _Log, effect: e.Effect) -> None:
+        if self._closed:
+            return
+        if isinstance(effect, e.Write):
+            record = effect.record
+            reached(f"before {_name(record)}")
+            self._metadata.write(record, lambda done: self._written(found, record, done))
+        elif isinstance(effect, e.Put):
+            self._submit(self._copiers, self._copy, found, effect.segment)
+        elif isinstance(effect, e.Check):
+            self._submit(self._expirers, self._check, found, effect.segment)
+        elif isinstance(effect, e.Delete):
+            self._submit(self._expirers, self._delete, found, effect.segment)
+        elif isinstance(effect, e.MoveLogStart):
+            self._submit(self._expirers, self._move_log_start, found, effect.offset)
+        elif isinstance(effect, e.Tiered):
+            if found.partition is not None:
+                found.partition.note_tiered(effect.end_offset)
+        elif isinstance(effect, e.LookAgain):
+            self._wake(found)
+        else:
+            self._forget(found)
+
+    def _submit(
+        self, pool: ThreadPoolExecutor, work: Callable[..., None], *arguments: object
+    ) -> None:
+        try:
+            pool.submit(self._guarded, work, *arguments)
+        except RuntimeError:  # the pool is closed: the next start goes on
+            pass
+
+    def _guarded(self, work: Callable[..., None], *arguments: object) -> None:
+        try:
+            work(*arguments)
+        except Exception:
+            log.exception("work of remote storage failed")
+
+    def _written(self, found: _Log, record: Record, done: bool) -> None:
+        if done:
+            reached(f"after {_name(record)}")
+        else:  # one that is committed is told by `apply`
+            self._tell(found, e.Unrecorded(record))
+
+    def _forget(self, found: _Log) -> None:
+        with self._lock:
+            for key in [key for key, value in self._logs.items() if value is found]:
+                del self._logs[key]
+
+    def _complain(self, what: str, error: BaseException, every_s: float = 30.0) -> None:
+        """Log an error, but the same one no more than once in a while."""
+        now = time.monotonic()
+        if now >= self._told.get(what, -every_s) + every_s:
+            self._told[what] = now
+            log.warning("%s: %s", what, error)
+
+    # -- copying -----------------------------------------------------------------------------------
+
+    def _copy(self, found: _Log, segment: RemoteSegment) -> None:
+        """On a copier's thread."""
+        partition, stop = found.partition, found.ended
+        name = f"copy of {segment.topic}-{segment.partition} from offset {segment.base_offset}"
+        if partition is None or stop.is_set() or self._closed:
+            return self._tell(found, e.PutEnded(segment.segment_id, None))
+        given_up = threading.Event()
+        outcome: list[TailPlace | BaseException] = []
+        ended = threading.Event()
+
+        def put() -> None:
+            try:
+                outcome.append(self._put(partition, found.epoch, segment, stop, given_up))
+            except BaseException as error:
+                outcome.append(error)
+            ended.set()
+            if given_up.is_set():
+                self._remove_late(segment)
+
+        self.counters.copy_requests += 1
+        threading.Thread(target=put, name="kdirect-remote-put", daemon=True).start()
+        if not ended.wait(self.settings.copy_timeout_s):
+            given_up.set()
+            self.counters.copies_given_up += 1
+            self._complain(
+                name,
+                TimeoutError(
+                    f"the store has not taken it in {self.settings.copy_timeout_s:g} s; it is given"
+                    " up (remote.log.copy.timeout.ms) and tried again"
+                ),
+            )
+        tail = outcome[0] if outcome else None
+        if isinstance(tail, BaseException):
+            self.counters.copy_errors += 1
+            if not isinstance(tail, ClosedError):
+                self._complain(name, tail)
+            tail = None
+        elif tail is not None:
+            self.counters.copy_bytes += tail.position + tail.length
+        reached("after the PUT")
+        self._tell(found, e.PutEnded(segment.segment_id, tail))
+
+    def _put(
+        self,
+        partition: Partition,
+        epoch: int,
+        segment: RemoteSegment,
+        stop: threading.Event,
+        given_up: threading.Event,
+    ) -> TailPlace:
+        sealed = next(
+            (s for s in partition.sealed_segments() if s.base_offset == segment.base_offset), None
+        )
+        if sealed is None or sealed.end_offset != segment.end_offset:
+            raise ClosedError(
+                f"the segment of {partition.topic_partition} at {segment.base_offset} was deleted"
+            )
+        producers = partition.producers_at(sealed.end_offset)
+        copier = Copier(self.settings.cluster_id, self.settings.broker_id, epoch)
+
+        def unwanted() -> bool:
+            reached("in the PUT")
+            return stop.is_set() or given_up.is_set() or self._closed
+
+        return upload(self.store, segment, sealed, producers, copier, self.throttle, unwanted)
+
+    def _remove_late(self, segment: RemoteSegment) -> None:
+        """An upload that was given up has ended after all: its object is nobody's."""
+        try:
+            self.store.delete(key_of(segment, self.settings.cluster_id))
+        except KdirectError as error:
+            self._complain("deletion of an object that came late", error)
+
+    # -- objects that are there --------------------------------------------------------------------
+
+    def _check(self, found: _Log, segment: RemoteSegment) -> None:
+        """Is the object whole whose upload another leadership has begun?"""
+        key = key_of(segment, self.settings.cluster_id)
+        result = e.Checked(segment.segment_id, e.Found.UNKNOWN)
+        try:
+            size = self.store.size(key)
+            result = result._replace(found=e.Found.UNSOUND)
+            if size is not None:
+                tail = self.store.get_tail(key, size, min(size, TAIL_GUESS_BYTES))
+                wanted = needs(tail, size)
+                if wanted > len(tail):
+                    tail = self.store.get_tail(key, size, wanted)
+                footer = parse_footer(tail, size)
+                require_identity(
+                    footer, identity_of(segment, self.settings.cluster_id), segment.base_offset
+                )
+                if footer.end_offset == segment.end_offset and footer.log_bytes == segment.size:
+                    result = result._replace(found=e.Found.SOUND, tail=footer.tail)
+                    self.counters.adopted += 1
+        except (CorruptObjectError, UnsupportedFormatError, ObjectNotFoundError) as error:
+            self._complain(f"object {key} is not counted", error)
+        except KdirectError as error:
+            result = result._replace(found=e.Found.UNKNOWN)
+            self._complain(f"look at object {key}", error)
+        self._tell(found, result)
+
+    def _delete(self, found: _Log, segment: RemoteSegment) -> None:
+        self.counters.delete_requests += 1
+        done = True
+        reached("before the DELETE")
+        try:
+            self.store.delete(key_of(segment, self.settings.cluster_id))
+        except KdirectError as error:
+            self.counters.delete_errors += 1
+            self._complain(f"deletion in {self.store.uri}", error)
+            done = False
+        reached("after the DELETE")
+        self._tell(found, e.DeleteEnded(segment.segment_id, done))
+
+    def _move_log_start(self, found: _Log, offset: int) -> None:
+        partition = found.partition
+        if partition is None:
+            return
+        try:
+            start = partition.move_log_start(offset)
+        except KdirectError as error:
+            self._complain(f"log start of {partition.topic_partition}", error)
+            return
+        self._tell(found, e.LogStartMoved(start))
+
+    # -- looking -----------------------------------------------------------------------------------
+
+    def _wake(self, found: _Log) -> None:
+        with self._woken:
+            if not found.look_wanted:
+                found.look_wanted = True
+                self._wakes.append(found)
+                self._woken.notify()
+
+    def _start_looking(self) -> None:
+        with self._woken:
+            if self._looker is None and not self._closed:
+                self._looker = threading.Thread(
+                    target=self._look_for_ever, name="kdirect-remote-look", daemon=True
+                )
+                self._looker.start()
+
+    def _look_for_ever(self) -> None:
+        due = time.monotonic() + self.settings.interval_s
+        while not self._closed:
+            with self._woken:
+                while not self._wakes and not self._closed:
+                    left = due - time.monotonic()
+                    if left <= 0:
+                        break
+                    self._woken.wait(left)
+                found = self._wakes.popleft() if self._wakes else None
+                if found is not None:
+                    found.look_wanted = False
+            if found is not None:
+                self._guarded(self._look, found)
+            elif not self._closed:
+                due = time.monotonic() + self.settings.interval_s
+                for _, each in self._items():
+                    self._wake(each)
+
+    def _look(self, found: _Log) -> None:
+        partition = found.partition
+        now = self._time_ms()
+        if partition is not None:
+            try:
+                local = local_log(partition)
+            except ClosedError:
+                return
+            self._tell(found, e.Looked(now, local, tier_config(partition)))
+        elif found.machine.is_deleted:
+            self._tell(found, e.Looked(now, _NOTHING, TierConfig()))
+
+    # -- end ---------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """End the threads.  What is under way is not waited for longer than a moment: it is found
+        at the next start, as after a crash."""
+        self._closed = True
+        for _, found in self._items():
+            found.ended.set()
+        with self._woken:
+            self._woken.notify_all()
+        for pool in (self._copiers, self._expirers):
+            pool.shutdown(wait=False, cancel_futures=True)
+        looker = self._looker
+        if looker is not None and looker is not threading.current_thread():
+            looker.join(CLOSE_TIMEOUT_S)
+
+
+_NOTHING = LocalLog(0, 0, 0, 0, (), 0, ())
+
+
+def _name(record: Record) -> str:
+    """Of a record, for failpoints."""
+    return record.state.name
+
+
+def local_log(partition: Partition) -> LocalLog:
+    """What a partition says of itself.  May wait for the disk."""
+    sealed = partition.sealed_segments()
+    segments = tuple(
+        LocalSegment(
+            s.base_offset,
+            s.end_offset,
+            s.size,
+            s.max_timestamp if s.max_timestamp >= 0 else s.segment.modified_ms,
+        )
+        for s in sealed
+    )
+    return LocalLog(
+        log_start_offset=partition.log_start_offset,
+        local_start_offset=partition.local_log_start_offset,
+        stable_offset=partition.last_stable_offset,
+        end_offset=partition.log_end_offset,
+        sealed=segments,
+        active_bytes=max(0, partition.size - sum(s.size for s in segments)),
+        epochs=tuple(partition.leader_epochs()),
+    )
+
+
+def tier_config(partition: Partition) -> TierConfig:
+    """The settings of its topic."""
+    config = partition.config
+    lag_ms, lag_bytes = config.remote_copy_lag_ms, config.remote_copy_lag_bytes
+    return TierConfig(
+        copies=config.remote_storage and not config.remote_copy_disable,
+        deletes_all=not config.remote_storage and config.remote_delete_on_disable,
+        retention_ms=config.retention_ms,
+        retention_bytes=config.retention_bytes,
+        copy_lag_ms=lag_ms if lag_ms >= 0 else config.effective_local_retention_ms,
+        copy_lag_bytes=lag_bytes if lag_bytes >= 0 else config.effective_local_bytes,
+    )
+
+
+__all__ = ["MetadataLog", "PartitionId", "RemoteLogs", "RemoteSettings", "local_log", "tier_config"]

@@ -1,0 +1,139 @@
+"""What metadata records say together: the present state of each remote segment.  Pure.
+
+Law: any reader of ``__remote_log_metadata`` that applies its records in their order comes to the
+same result.  A record that does not follow from the ones before it changes nothing: it was written
+by a broker that did not lead the partition any more (`kdirect.storage.remote_log`).
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TypeAlias
+
+from kdirect.format.remote_metadata import (
+    PartitionDeleteState,
+    RemotePartitionDelete,
+    RemoteSegment,
+    RemoteSegmentUpdate,
+    SegmentState,
+)
+from kdirect.format.segment_object import parse_custom_metadata
+
+NO_EPOCH = -1  # of records that are not kdirect's
+NO_SEGMENT = uuid.UUID(int=0)  # of the record that a leader epoch has begun
+
+Record: TypeAlias = RemoteSegment | RemoteSegmentUpdate | RemotePartitionDelete
+
+_S = SegmentState
+_FOLLOWS = {
+    _S.COPY_SEGMENT_STARTED: (_S.COPY_SEGMENT_FINISHED, _S.DELETE_SEGMENT_STARTED),
+    _S.COPY_SEGMENT_FINISHED: (_S.DELETE_SEGMENT_STARTED,),
+    _S.DELETE_SEGMENT_STARTED: (_S.DELETE_SEGMENT_FINISHED,),
+    _S.DELETE_SEGMENT_FINISHED: (),
+}
+
+
+def follows(state: SegmentState, before: SegmentState) -> bool:
+    """May a segment come to `state` from the one before?"""
+    return state in _FOLLOWS[before]
+
+
+def updated(segment: RemoteSegment, update: RemoteSegmentUpdate) -> RemoteSegment:
+    """The segment after an update that follows."""
+    return replace(
+        segment,
+        state=update.state,
+        custom=update.custom if update.custom is not None else segment.custom,
+        broker_id=update.broker_id,
+        event_timestamp_ms=update.event_timestamp_ms,
+    )
+
+
+def epoch_of(record: RemoteSegment | RemoteSegmentUpdate) -> int:
+    """The leader epoch of who wrote it."""
+    custom = parse_custom_metadata(record.custom)
+    return NO_EPOCH if custom is None else custom.leader_epoch
+
+
+class PartitionMetadata:
+    """The metadata of one partition, for who keeps the topic: records in, and out again the fewest
+    that say the same."""
+
+    def __init__(self) -> None:
+        self.segments: dict[uuid.UUID, RemoteSegment] = {}
+        self.deletion: RemotePartitionDelete | None = None
+        self._fence: RemoteSegmentUpdate | None = None
+        self._newest_epoch = NO_EPOCH
+
+    def apply(self, record: Record) -> None:
+        """Take a record, in the order of the topic."""
+        if isinstance(record, RemotePartitionDelete):
+            self.deletion = record
+            if record.state is PartitionDeleteState.DELETE_PARTITION_FINISHED:
+                self.segments.clear()
+            return
+        epoch = epoch_of(record)
+        if NO_EPOCH < epoch < self._newest_epoch:
+            return
+        self._newest_epoch = max(epoch, self._newest_epoch)
+        if isinstance(record, RemoteSegment):
+            self.segments.setdefault(record.segment_id, record)
+        elif record.segment_id == NO_SEGMENT:
+            self._fence = record
+        else:
+            self._update(record)
+
+    def _update(self, update: RemoteSegmentUpdate) -> None:
+        segment = self.segments.get(update.segment_id)
+        if segment is None or not follows(update.state, segment.state):
+            return
+        if update.state is _S.DELETE_SEGMENT_FINISHED:
+            del self.segments[update.segment_id]
+        else:
+            self.segments[update.segment_id] = updated(segment, update)
+
+    @property
+    def is_gone(self) -> bool:
+        """Was all of it deleted?"""
+        deletion = self.deletion
+        return (
+            deletion is not None
+            and deletion.state is PartitionDeleteState.DELETE_PARTITION_FINISHED
+        )
+
+    def records(self) -> Iterator[Record]:
+        """Of a segment the record of its beginning, then that of its present state."""
+        if self.is_gone:
+            return
+        if self._fence is not None:
+            yield self._fence
+        for segment in self.segments.values():
+            if segment.state is _S.COPY_SEGMENT_STARTED:
+                yield segment
+                continue
+            yield replace(segment, state=_S.COPY_SEGMENT_STARTED)
+            yield RemoteSegmentUpdate(
+                topic=segment.topic,
+                topic_id=segment.topic_id,
+                partition=segment.partition,
+                segment_id=segment.segment_id,
+                broker_id=segment.broker_id,
+                event_timestamp_ms=segment.event_timestamp_ms,
+                custom=segment.custom,
+                state=segment.state,
+            )
+        if self.deletion is not None:
+            yield self.deletion
+
+
+__all__ = [
+    "NO_EPOCH",
+    "NO_SEGMENT",
+    "PartitionMetadata",
+    "Record",
+    "epoch_of",
+    "follows",
+    "updated",
+]

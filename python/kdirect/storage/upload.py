@@ -1,0 +1,125 @@
+"""One object out of one sealed segment: what is sent, and that it is sound.
+
+Law of the room: the segment's bytes go from its mapping to the store without a copy of ours.  Every
+batch is checked before the first byte goes (frame, CRC, offsets): a segment that the disk has
+damaged is not copied, because its copy would outlive the sound ones of other replicas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from kdirect.errors import CorruptLogError
+from kdirect.format.batch import crc32c
+from kdirect.format.remote_metadata import RemoteSegment
+from kdirect.format.segment_files import pack_leader_epochs
+from kdirect.format.segment_object import (
+    Section,
+    SegmentFacts,
+    SegmentIdentity,
+    TailPlace,
+    object_key,
+    pack_tail,
+)
+from kdirect.log.scan import scan_segment
+from kdirect.log.tiering import SealedLog
+from kdirect.objects import ObjectStore
+from kdirect.storage.throttle import Throttle
+
+PIECE_BYTES = 1 << 20
+
+
+class Copier(NamedTuple):
+    """Who copies: the cluster and the broker, and the leader epoch of the partition."""
+
+    cluster_id: str
+    broker_id: int
+    leader_epoch: int
+
+
+def identity_of(segment: RemoteSegment, cluster_id: str) -> SegmentIdentity:
+    """What the object of a segment says of itself."""
+    return SegmentIdentity(
+        cluster_id=cluster_id,
+        topic=segment.topic,
+        topic_id=segment.topic_id,
+        partition=segment.partition,
+        segment_id=segment.segment_id,
+    )
+
+
+def key_of(segment: RemoteSegment, cluster_id: str) -> str:
+    """The key of its object, below the URI of the store."""
+    return object_key("", identity_of(segment, cluster_id), segment.base_offset)
+
+
+def upload(
+    store: ObjectStore,
+    segment: RemoteSegment,
+    sealed: SealedLog,
+    producers: bytes,
+    copier: Copier,
+    throttle: Throttle,
+    stop: Callable[[], bool],
+) -> TailPlace:
+    """Store the object of `segment`, which is a copy of `sealed`; where its tail is.  `producers`:
+    the producer snapshot at its end.
+
+    CorruptLogError: the segment is damaged.  ClosedError: it was deleted.  Errors of the store
+    as in `ObjectStore.put`; after those the object may be there."""
+    log = sealed.open()
+    first_timestamp = _check(log, sealed)
+    offset_index, time_index = sealed.read_indexes()
+    facts = SegmentFacts(
+        identity=identity_of(segment, copier.cluster_id),
+        base_offset=sealed.base_offset,
+        end_offset=sealed.end_offset,
+        log_bytes=sealed.size,
+        max_timestamp_ms=sealed.max_timestamp,
+        min_timestamp_ms=first_timestamp,
+        broker_id=copier.broker_id,
+        leader_epoch=copier.leader_epoch,
+    )
+    sections = {
+        Section.OFFSET_INDEX: offset_index,
+        Section.TIME_INDEX: time_index,
+        Section.PRODUCERS: producers,
+        Section.LEADER_EPOCHS: pack_leader_epochs(segment.leader_epochs),
+    }
+    tail = pack_tail(facts, crc32c(log), sections)
+    key = key_of(segment, copier.cluster_id)
+    store.put(key, len(log) + len(tail), _pieces(log, tail, throttle, stop), stop=stop)
+    return TailPlace(len(log), len(tail))
+
+
+def _check(log: memoryview, sealed: SealedLog) -> int:
+    """The smallest timestamp that a batch begins with.  CorruptLogError."""
+    scanned = scan_segment(
+        sealed.segment.address,  # mapped as long as `log` is held
+        len(log),
+        sealed.base_offset,
+        sealed.base_offset,
+        PIECE_BYTES,
+        dense_from=sealed.segment.dense_from,
+    )
+    if scanned.size != len(log) or scanned.end_offset > sealed.end_offset:
+        raise CorruptLogError(
+            f"{sealed.segment.path} is damaged at position {scanned.size}, behind offset"
+            f" {scanned.end_offset}: {scanned.reason or 'it ends there'}",
+            hint="it is not copied to remote storage; restore it from a good copy",
+        )
+    return int(scanned.first_timestamp)
+
+
+def _pieces(
+    log: memoryview, tail: bytes, throttle: Throttle, stop: Callable[[], bool]
+) -> Iterator[memoryview]:
+    for data in (log, memoryview(tail)):
+        for at in range(0, len(data), PIECE_BYTES):
+            piece = data[at : at + PIECE_BYTES]
+            throttle.take(len(piece), stop)
+            yield piece
+
+
+__all__ = ["Copier", "identity_of", "key_of", "upload"]
