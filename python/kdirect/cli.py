@@ -246,6 +246,8 @@ def _broker_parser(commands: Any, common: argparse.ArgumentParser) -> None:
     )
     properties = broker.add_argument_group("properties (see docs/options.md)")
     for row in BROKER.rows:
+        if row.is_prefix:  # by --set, or better in the file: a command line is no secret
+            continue
         flags = ["--" + name.replace(".", "-") for name in (row.name, *row.aliases)]
         text = row.help.split(". ")[0].replace("%", "%%")
         properties.add_argument(

@@ -76,7 +76,7 @@ REMOTE_BROKER_ROWS = (
     Option("remote.log.manager.fetch.max.bytes.per.second", "long", _UNLIMITED,
            "How many bytes per second the broker reads from the object store at most.", low=1),
     Option("remote.log.copy.timeout.ms", "ms", 300_000,
-           "A copy of a segment that takes longer is given up and begun anew.", low=1),
+           "A copy of a segment that takes longer is given up and begun again.", low=1),
     Option("remote.orphan.age.ms", "ms", 86_400_000,
            "Objects of this cluster that no metadata names are deleted once they are this old.",
            low=1),
