@@ -101,6 +101,7 @@ class BrokerServer:
         self.appends.appended = self.waiters.notify
         self.offsets = OffsetStore(self.topics, config, self.appends, self.files.admin)
         self.access: Any = self._rdma_access()
+        self.remote: Any = self._remote_storage()
         self.memory = RequestMemory(
             config.request_memory,
             lambda seconds, call: asyncio.get_running_loop().call_later(seconds, call),
@@ -150,6 +151,17 @@ class BrokerServer:
         )
         access.on_append = self.waiters.notify_from_thread
         return access
+
+    def _remote_storage(self) -> Any:
+        """The RemoteStorage, where tiered storage is switched on; else None, and nothing of it is
+        loaded."""
+        if not self.config["remote.log.storage.system.enable"] or self.member is not None:
+            return None
+        from kdirect.broker.remote_storage import RemoteStorage
+
+        return RemoteStorage(
+            self.config, self.logs, self.topics, self.appends, self.flusher, self.files
+        )
 
     def _connection_context(self) -> ConnectionContext:
         return ConnectionContext(
@@ -256,6 +268,8 @@ class BrokerServer:
             if self.access is not None:
                 self.access.context = self._context
                 self.access.start(loop)
+            if self.remote is not None:
+                await self.remote.start()
             await self.groups.start()
             for index, listener in enumerate(self.config.listeners):
                 await self._listen(index, listener)
@@ -280,6 +294,8 @@ class BrokerServer:
             ending.step(server.close)
         if self.access is not None:
             ending.step(self.access.stop)
+        if self.remote is not None:
+            ending.step(self.remote.close)
         for close in (self.files.close, self.flusher.close, self.logs.close):
             ending.step(close)
         try:
@@ -332,6 +348,8 @@ class BrokerServer:
         await self.files.settled(STOP_GRACE_SECONDS)
         if self.access is not None:
             await ending.wait(_on_a_thread(self.access.stop))
+        if self.remote is not None:
+            await ending.wait(_on_a_thread(self.remote.close))
         await ending.wait(_on_a_thread(self.files.close))
         await ending.wait(_on_a_thread(self.flusher.close))
         await ending.wait(_on_a_thread(self.logs.close))
@@ -440,6 +458,9 @@ class BrokerServer:
         groups have committed in it."""
         partitions = [TopicPartition(topic.name, i) for i in range(topic.partition_count)]
         await self._end_access(partitions, partial(self.topics.delete, topic))
+        if self.remote is not None and self.topics.get(topic.name) is topic:
+            await self.remote.topic_deleted(topic)
+            await self.files.admin(self.topics.forget_deleted, topic)
         await self.offsets.forget_topic(topic.name)
 
     async def _end_access(
@@ -618,6 +639,8 @@ class BrokerServer:
             out.update(self.member.statistics())
         if self.access is not None:
             out.update(self.access.statistics())
+        if self.remote is not None:
+            out.update(self.remote.statistics())
         return out
 
 

@@ -23,7 +23,7 @@ from __future__ import annotations
 import logging
 import threading
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -61,8 +61,8 @@ from kdirect.wire.environment import Environment
 log = logging.getLogger("kdirect.broker")
 
 OFFSETS_TOPIC = "__consumer_offsets"
-INTERNAL_TOPICS = frozenset((OFFSETS_TOPIC, "__transaction_state"))
 REMOTE_METADATA_TOPIC = "__remote_log_metadata"
+INTERNAL_TOPICS = frozenset((OFFSETS_TOPIC, "__transaction_state", REMOTE_METADATA_TOPIC))
 # Of a topic, and of what one request may ask for, as in Kafka: requests that change topics wait for
 # one another.
 MAX_PARTITIONS = 10_000
@@ -106,6 +106,10 @@ class Registry:
         self._ids_file = logs.log_dirs[0] / IDS_FILE
         self._logs = logs
         self._defaults = logs.config
+        # Is a deleted topic to be remembered until `forget_deleted`?  On the admin thread.
+        self.outlives_its_log: Callable[[Topic], bool] = lambda topic: False
+        # Such topics, of which a crash came in between.
+        self.unforgotten: list[Topic] = []
         self._topics: dict[str, Topic] = {}
         self._by_id: dict[uuid.UUID, Topic] = {}
         self._producer_ids = threading.Lock()  # held for the two numbers, never for the file
@@ -123,6 +127,8 @@ class Registry:
         for doomed in [t for t in self._topics.values() if t.deleting]:
             self._logs.delete_topic(doomed.name)
             self._forget(doomed)
+            if self._defaults.remote_system and self.log_config(doomed).wants_remote:
+                self.unforgotten.append(doomed)
         found: dict[str, list[Partition]] = {}
         for tp, partition in sorted(self._logs.partitions.items()):
             found.setdefault(tp.topic, []).append(partition)
@@ -190,7 +196,7 @@ class Registry:
             t.name: new_row(
                 encode_id(t.topic_id), t.partition_count, t.configs, deleting=t.deleting
             )
-            for t in self._topics.values()
+            for t in (*self.unforgotten, *self._topics.values())
         }
         _write(self._file, topics_text(rows))
 
@@ -273,7 +279,7 @@ class Registry:
         check_topic(
             name,
             config,
-            is_internal=name in INTERNAL_TOPICS or name == REMOTE_METADATA_TOPIC,
+            is_internal=name in INTERNAL_TOPICS,
             was_tiered=topic is not None and self.log_config(topic).wants_remote,
         )
         return config.overrides or {}
@@ -331,7 +337,13 @@ class Registry:
             topic.deleting = before
             raise
         self._logs.delete_topic(topic.name)
+        if not self.outlives_its_log(topic):
+            self.forget_deleted(topic)
+
+    def forget_deleted(self, topic: Topic) -> None:
+        """Nothing of a deleted topic has to be remembered any more."""
         self._forget(topic)
+        self.unforgotten = [other for other in self.unforgotten if other is not topic]
         self._save_soon()
 
     def configure(self, topic: Topic, configs: Mapping[str, str]) -> None:

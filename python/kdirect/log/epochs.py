@@ -68,6 +68,10 @@ class LeaderEpochs:
         checkpoint.write_leader_epochs(self._directory, kept)
         return kept
 
+    def all(self) -> list[tuple[int, int]]:
+        """(epoch, first offset) of each."""
+        return list(self._epochs)
+
     def between(self, start: int, end: int) -> list[tuple[int, int]]:
         """(epoch, first offset) of each that has an offset in [`start`, `end`)."""
         epochs = self._epochs

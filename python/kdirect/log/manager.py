@@ -85,6 +85,8 @@ class LogManager:
         # A directory has failed; a partition could not be written for lack of room.  Any thread.
         self.on_failed: Callable[[Path], None] = lambda directory: None
         self.on_full: Callable[[Partition], None] = lambda partition: None
+        # A partition is new, or has another configuration.  Any thread.
+        self.on_changed: Callable[[Partition], None] = lambda partition: None
         self.partitions: dict[TopicPartition, Partition] = {}
         self._wanted_cluster_id = cluster_id
         self._adopts = False
@@ -492,6 +494,7 @@ class LogManager:
         partition.write_log_starts = partial(self._checkpoint_starts, partition.directory.parent)
         self.partitions[partition.topic_partition] = partition
         self._by_topic.setdefault(topic, {})[number] = partition
+        self.on_changed(partition)
 
     def _remove(self, partition: Partition) -> None:
         topic, number = partition.topic_partition
@@ -522,6 +525,7 @@ class LogManager:
                     partition.directory / checkpoint.TOPIC_PROPERTIES, config.overrides or {}
                 )
                 partition.reconfigure(config)
+                self.on_changed(partition)
 
     def delete_topic(self, topic: str) -> int:
         """Delete all partitions of `topic`: their slots are revoked, their files unlinked; how many

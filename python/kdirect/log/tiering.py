@@ -115,6 +115,11 @@ class Tiering(KeptSegments):
             ) from e
         self._start_on_disk = start
 
+    def leader_epochs(self) -> list[tuple[int, int]]:
+        """(leader epoch, offset at which it starts) of every epoch that has a record in this log,
+        here or in remote storage, and of the present one."""
+        return self._epochs.all()
+
     # -- what may be copied ------------------------------------------------------------------------
 
     def sealed_segments(self) -> list[SealedLog]:

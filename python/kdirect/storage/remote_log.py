@@ -178,7 +178,7 @@ class RemoteLog:
         self._held: dict[uuid.UUID, _Held] = {}
         self.segments = RemoteSegments()  # FINISHED, and of this log's history
         self._loaded = False
-        self._is_doomed = False  # the topic was deleted
+        self.is_doomed = False  # the topic was deleted
         self._deleted: PartitionDeleteState | None = None  # what the metadata says of that
         self._writing: PartitionDeleteState | None = None
         self._now_ms = 0
@@ -332,7 +332,7 @@ class RemoteLog:
             return []
         segment = held.segment
         if segment.state is _S.COPY_SEGMENT_STARTED:
-            if self._is_doomed:
+            if self.is_doomed:
                 return self._write(held, _S.DELETE_SEGMENT_STARTED)
             held.busy = True
             if held.is_new:
@@ -356,7 +356,7 @@ class RemoteLog:
         held.busy = False
         if held.segment.state is not _S.COPY_SEGMENT_STARTED:
             return []  # somebody has begun to delete it: the next look goes on
-        if event.tail is not None and not self._is_doomed:
+        if event.tail is not None and not self.is_doomed:
             return self._write(held, _S.COPY_SEGMENT_FINISHED, event.tail)
         if event.segment_id == self._copying:
             self._copy_ended(failed=True)
@@ -372,7 +372,7 @@ class RemoteLog:
         if event.found is Found.UNKNOWN:
             self._pause(held)
             return []
-        if event.found is Found.SOUND and not self._is_doomed:
+        if event.found is Found.SOUND and not self.is_doomed:
             return self._write(held, _S.COPY_SEGMENT_FINISHED, event.tail)
         held.is_foreign = event.found is Found.FOREIGN
         return self._write(held, _S.DELETE_SEGMENT_STARTED)
@@ -432,7 +432,7 @@ class RemoteLog:
 
     def _look(self) -> list[Effect]:
         assert self._local is not None
-        if self._is_doomed:
+        if self.is_doomed:
             return self._delete_all()
         if self._local.epochs != self._lineage:
             self._lineage = self._local.epochs
@@ -459,7 +459,7 @@ class RemoteLog:
         if self._local is None or event.offset <= self._local.log_start_offset:
             return []
         self._local = self._local._replace(log_start_offset=event.offset)
-        return self._retire() if self._decides and not self._is_doomed else []
+        return self._retire() if self._decides and not self.is_doomed else []
 
     def _retire(self) -> list[Effect]:
         """Begin to delete what is below the log start, of no history of this log and too old, or
@@ -597,12 +597,12 @@ class RemoteLog:
     # -- the topic is gone -------------------------------------------------------------------------
 
     def _topic_deleted(self, event: TopicDeleted) -> list[Effect]:
-        self._is_doomed = True
+        self.is_doomed = True
         return self._delete_all() if self._loaded else []
 
     def _partition_recorded(self, record: RemotePartitionDelete) -> list[Effect]:
         self._writing = None
-        self._is_doomed = True
+        self.is_doomed = True
         self._deleted = record.state
         if record.state is not _FORGOTTEN:
             return self._delete_all() if self._loaded else []
@@ -635,7 +635,7 @@ class RemoteLog:
     def _after_deletion(self) -> list[Effect]:
         if not self._loaded:
             return []
-        if self._is_doomed:
+        if self.is_doomed:
             return self._delete_all()
         return self._retire() if self._decides else []
 

@@ -190,12 +190,18 @@ class RemoteLogs:
             found = self._logs.get((topic_id, partition))
         if found is None or found.machine.is_empty:
             return False
-        found.ended.set()
+        found.ended.set()  # an upload that is under way is not wanted
         found.partition = None
         self._tell(found, e.Loaded())
         self._tell(found, e.TopicDeleted())
         self._start_looking()
         return True
+
+    def has_metadata(self, topic_id: uuid.UUID, partition: int) -> bool:
+        """Is there metadata of a segment of the partition?"""
+        with self._lock:
+            found = self._logs.get((topic_id, partition))
+        return found is not None and not found.machine.is_empty
 
     def deletion_is_known(self, topic_id: uuid.UUID, partition: int) -> bool:
         """Does the metadata say that all of the partition goes?  Then a restart goes on with it."""
@@ -476,7 +482,7 @@ class RemoteLogs:
             except ClosedError:
                 return
             self._tell(found, e.Looked(now, local, tier_config(partition)))
-        elif found.machine.is_deleted:
+        elif found.machine.is_doomed:
             self._tell(found, e.Looked(now, _NOTHING, TierConfig()))
 
     # -- end ---------------------------------------------------------------------------------------

@@ -1,0 +1,214 @@
+"""``__remote_log_metadata`` of a broker that is alone: records in, committed and on disk.
+
+Owns: the topic and what its records say, partition by partition.  What they mean for a log is
+`kdirect.storage`'s: it is told of each record once the record is on disk, in the order of the
+topic, so that nothing is deleted on a promise that a power failure could take back.
+
+The topic is rewritten when most of it is dead (`kdirect.broker.state_topic`), so it grows with what
+is in the store and not with the age of the broker.  A record that cannot be read (it comes from a
+newer kdirect, say) is left out with an error in the log, and the topic is not rewritten while it is
+there: nothing of it is lost.
+
+On the event loop, except `write`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import zlib
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any
+
+from kdirect.broker.appends import Appends
+from kdirect.broker.flusher import Flusher
+from kdirect.broker.scheduler import soon
+from kdirect.broker.state_topic import Row, StateTopic
+from kdirect.broker.topics import REMOTE_METADATA_TOPIC, Registry
+from kdirect.errors import FormatError, KdirectError
+from kdirect.format.remote_metadata import pack_record, parse_record, record_key
+from kdirect.storage.remote_logs import PartitionId
+from kdirect.storage.segment_states import PartitionMetadata, Record
+
+log = logging.getLogger("kdirect.storage")
+
+SEGMENT_BYTES = 16 << 20
+MOST_AT_ONCE = 256  # records with one fsync
+
+Done = Callable[[bool], None]
+
+
+def metadata_partition(record_of: PartitionId, count: int) -> int:
+    """The partition of the topic that has the records of a tiered partition."""
+    topic_id, partition = record_of
+    return zlib.crc32(topic_id.bytes + partition.to_bytes(4, "big")) % count
+
+
+class RemoteMetadataTable:
+    """What the records say; `StateTopic`'s table."""
+
+    def __init__(self) -> None:
+        self.partitions: dict[PartitionId, PartitionMetadata] = {}
+        self.unreadable = 0
+        self.topic_partitions = 1
+
+    def take(self, record: Record) -> None:
+        """A record that was appended."""
+        key = (record.topic_id, record.partition)
+        found = self.partitions.setdefault(key, PartitionMetadata())
+        found.apply(record)
+        if found.is_gone:
+            del self.partitions[key]
+
+    def apply(self, key: bytes | None, value: bytes | None) -> None:
+        """See `kdirect.broker.state_topic.Table`; the key is told by the value."""
+        if value is None:
+            return
+        try:
+            self.take(parse_record(value))
+        except FormatError as e:
+            self.unreadable += 1
+            log.error(
+                "a record of %s is left out, and the topic is not rewritten while it is there: %s",
+                REMOTE_METADATA_TOPIC,
+                e,
+            )
+
+    def records(self, index: int) -> Iterator[Record]:
+        """The records of one partition of the topic that count."""
+        for key, found in self.partitions.items():
+            if metadata_partition(key, self.topic_partitions) == index:
+                yield from found.records()
+
+    def live_rows(self, index: int) -> list[Row]:
+        return [(record_key(record), pack_record(record)) for record in self.records(index)]
+
+    def live_count(self) -> int:
+        if self.unreadable:
+            return 1 << 62  # rewriting would lose what could not be read
+        return sum(2 * len(found.segments) + 1 for found in self.partitions.values())
+
+    def forget_partition(self, index: int) -> None:
+        count = self.topic_partitions
+        for key in [k for k in self.partitions if metadata_partition(k, count) == index]:
+            del self.partitions[key]
+
+
+class RemoteMetadata:
+    """See the module.  `told(record)` is called for each record that is on disk, on the event
+    loop."""
+
+    def __init__(
+        self,
+        *,
+        partitions: int,
+        topics: Registry,
+        appends: Appends,
+        flusher: Flusher,
+        admin: Callable[..., Coroutine[Any, Any, Any]],
+    ) -> None:
+        self.table = RemoteMetadataTable()
+        self.table.topic_partitions = partitions
+        self.told: Callable[[Record], None] = lambda record: None
+        self._topics = topics
+        self._flusher = flusher
+        self._state = StateTopic(
+            REMOTE_METADATA_TOPIC,
+            self.table,
+            what="the metadata of remote segments",
+            partitions=partitions,
+            configs={"segment.bytes": str(SEGMENT_BYTES)},
+            topics=topics,
+            appends=appends,
+            admin=admin,
+        )
+        self._waiting: deque[tuple[Record, Done]] = deque()
+        self._writer: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._closed = False
+
+    def start(self) -> None:
+        """Read what is there.  File work, before the broker serves; CorruptLogError."""
+        self._loop = asyncio.get_running_loop()
+        if not self._state.open():
+            return
+        count = self.table.topic_partitions = self._state.partition_count
+        for index in range(count):
+            self._state.load(index)
+
+    def records(self) -> list[Record]:
+        """All that counts."""
+        found = list(self.table.partitions.values())
+        return [record for metadata in found for record in metadata.records()]
+
+    def write(self, record: Record, done: Done, /) -> None:
+        """See `kdirect.storage.remote_logs.MetadataLog`.  Any thread."""
+        if self._loop is None or self._closed:
+            done(False)
+        else:
+            soon(self._loop, self._enqueue, record, done)
+
+    def _enqueue(self, record: Record, done: Done) -> None:
+        self._waiting.append((record, done))
+        if self._writer is None:
+            self._writer = asyncio.ensure_future(self._write_all())
+            self._writer.add_done_callback(self._write_ended)
+
+    def _write_ended(self, task: asyncio.Task[None]) -> None:
+        self._writer = None
+        if not task.cancelled() and task.exception() is not None:
+            log.error("metadata of remote segments was not written", exc_info=task.exception())
+        if self._waiting and not self._closed:
+            self._writer = asyncio.ensure_future(self._write_all())
+            self._writer.add_done_callback(self._write_ended)
+
+    async def _write_all(self) -> None:
+        while self._waiting:
+            some = [self._waiting.popleft() for _ in range(min(len(self._waiting), MOST_AT_ONCE))]
+            outcomes = await self._append(some)
+            for (record, done), written in zip(some, outcomes, strict=True):
+                if written:
+                    self.told(record)
+                done(written)
+
+    async def _append(self, some: list[tuple[Record, Done]]) -> list[bool]:
+        """Append the records in their order, and bring them to the disk."""
+        futures = []
+        for record, _ in some:
+            row = (record_key(record), pack_record(record))
+            where = (record.topic_id, record.partition)
+            futures.append(
+                self._state.change(
+                    lambda count, where=where: metadata_partition(where, count),  # type: ignore[misc]
+                    [row],
+                    lambda record=record: self.table.take(record),  # type: ignore[misc]
+                )
+            )
+        outcomes = []
+        partitions = set()
+        for future in futures:
+            try:
+                partition = await future
+                outcomes.append(True)
+                if partition is not None:
+                    partitions.add(partition)
+            except KdirectError as e:
+                log.error("metadata of a remote segment was not written: %s", e)
+                outcomes.append(False)
+        try:
+            for partition in partitions:
+                await self._flusher.flushed(partition)
+        except (KdirectError, OSError) as e:
+            log.error("metadata of remote segments is not on disk: %s", e)
+            return [False] * len(outcomes)
+        return outcomes
+
+    def close(self) -> None:
+        """Nothing is written any more."""
+        self._closed = True
+        if self._writer is not None:
+            self._writer.cancel()
+
+
+__all__ = ["RemoteMetadata", "metadata_partition"]

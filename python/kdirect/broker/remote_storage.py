@@ -1,0 +1,153 @@
+"""Tiered storage of a broker that is alone: what joins the rooms `storage` and `log` to it.
+
+Owns: the object store of the broker, its `RemoteLogs` and the metadata topic; the order in which
+they start and end; and the deletion of topics, which a crash may interrupt anywhere.
+
+**A topic that is deleted** is marked in ``topics.json`` first, its local files go, then the
+metadata says of each of its partitions that everything goes (DELETE_PARTITION_MARKED, on disk), and
+only then the broker forgets the topic.  So whatever a crash interrupts, either ``topics.json`` or
+the metadata knows of it, and the next start goes on.  That a topic is not there says nothing: a log
+directory may be missing.
+
+On the event loop, except where something else is said.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from typing import Any
+
+from kdirect.broker.appends import Appends
+from kdirect.broker.config import BrokerConfig
+from kdirect.broker.files import FileThreads
+from kdirect.broker.flusher import Flusher
+from kdirect.broker.remote_metadata import RemoteMetadata
+from kdirect.broker.topics import Registry, Topic
+from kdirect.log.manager import LogManager
+from kdirect.log.partition import Partition
+from kdirect.objects import ObjectStore
+from kdirect.storage.remote_logs import RemoteLogs, RemoteSettings
+
+log = logging.getLogger("kdirect.storage")
+
+CREDENTIALS = "rsm.config."
+_MARK_PAUSE_S = 0.01
+
+
+class RemoteStorage:
+    """See the module.  Life: construct, `start` once the logs and topics are open, `close`."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        logs: LogManager,
+        topics: Registry,
+        appends: Appends,
+        flusher: Flusher,
+        files: FileThreads,
+    ) -> None:
+        self._config = config
+        self._logs = logs
+        self._topics = topics
+        given = {n: str(v) for n, v in config.items() if n.startswith(CREDENTIALS)}
+        self.store = ObjectStore(
+            config["remote.log.storage.uri"],
+            {name.removeprefix(CREDENTIALS): value for name, value in given.items()},
+        )
+        self.metadata = RemoteMetadata(
+            partitions=config["rlmm.config.remote.log.metadata.topic.num.partitions"],
+            topics=topics,
+            appends=appends,
+            flusher=flusher,
+            admin=files.admin,
+        )
+        self.logs: RemoteLogs
+        self._led: set[tuple[uuid.UUID, int]] = set()
+
+    async def start(self) -> None:
+        """Read the metadata, look after the tiered partitions, go on with deletions.  File work,
+        before the broker serves.  KdirectError."""
+        config = self._config
+        self.metadata.start()
+        settings = RemoteSettings(
+            cluster_id=self._logs.cluster_id,
+            broker_id=config["node.id"],
+            copiers=config["remote.log.manager.copier.thread.pool.size"],
+            expirers=config["remote.log.manager.expiration.thread.pool.size"],
+            interval_s=config["remote.log.manager.task.interval.ms"] / 1000,
+            copy_timeout_s=config["remote.log.copy.timeout.ms"] / 1000,
+            copy_rate=config["remote.log.manager.copy.max.bytes.per.second"],
+        )
+        self.logs = RemoteLogs(self.store, self.metadata, settings)
+        for record in self.metadata.records():
+            self.logs.apply(record)
+        self.metadata.told = self.logs.apply
+        self._logs.on_changed = self.partition_changed
+        for partition in list(self._logs.partitions.values()):
+            self.partition_changed(partition)
+        self.logs.resume_deletions()
+        for topic in list(self._topics.unforgotten):
+            await self.topic_deleted(topic)
+            self._topics.forget_deleted(topic)
+        self._topics.outlives_its_log = self._has_metadata
+
+    def partition_changed(self, partition: Partition) -> None:
+        """A partition is new, or has another configuration.  Any thread."""
+        tp = partition.topic_partition
+        where = (partition.topic_id, tp.partition)
+        if where in self._led:
+            self.logs.wake(*where)
+        elif partition.is_tiered or self.logs.has_metadata(*where):
+            self._led.add(where)
+            self.logs.lead(partition)
+
+    def _has_metadata(self, topic: Topic) -> bool:
+        partitions = range(topic.partition_count)
+        return any(self.logs.has_metadata(topic.topic_id, i) for i in partitions)
+
+    # -- topics that are deleted -------------------------------------------------------------------
+
+    async def topic_deleted(self, topic: Topic) -> None:
+        """Its local files are gone: return when the metadata says that everything goes.  It waits
+        as long as that takes; a crash meanwhile is gone on with at the next start."""
+        partitions = range(topic.partition_count)
+        for index in partitions:
+            self._led.discard((topic.topic_id, index))
+            self.logs.delete(topic.name, topic.topic_id, index)
+        while not all(self.logs.deletion_is_known(topic.topic_id, i) for i in partitions):
+            await asyncio.sleep(_MARK_PAUSE_S)
+
+    # -- looking -----------------------------------------------------------------------------------
+
+    def statistics(self) -> dict[str, Any]:
+        """By the names of `kdirect.metrics`.  Any thread."""
+        counters, figures = self.logs.counters, list(self.logs.figures().values())
+        return {
+            "remote_copy_requests": counters.copy_requests,
+            "remote_copy_bytes": counters.copy_bytes,
+            "remote_copy_errors": counters.copy_errors,
+            "remote_copies_given_up": counters.copies_given_up,
+            "remote_delete_requests": counters.delete_requests,
+            "remote_delete_errors": counters.delete_errors,
+            "remote_adopted": counters.adopted,
+            "remote_copy_lag_bytes": sum(f.copy_lag_bytes for f in figures),
+            "remote_copy_lag_segments": sum(f.copy_lag_segments for f in figures),
+            "remote_delete_lag_bytes": sum(f.delete_lag_bytes for f in figures),
+            "remote_delete_lag_segments": sum(f.delete_lag_segments for f in figures),
+            "remote_metadata_count": sum(f.metadata_count for f in figures),
+            "remote_bytes": sum(f.remote_bytes for f in figures),
+        }
+
+    def end_offset(self, partition: Partition) -> int:
+        """The offset after the last tiered one; -1 when nothing is tiered.  Any thread."""
+        return self.logs.end_offset(partition.topic_id, partition.topic_partition.partition)
+
+    def close(self) -> None:
+        """End its threads; any thread but the event loop's."""
+        self.metadata.close()
+        self.logs.close()
+
+
+__all__ = ["RemoteStorage"]
