@@ -1,5 +1,4 @@
-"""Requests about records: Produce, Fetch, ListOffsets, DeleteRecords, OffsetForLeaderEpoch,
-InitProducerId.
+"""Requests about records: Produce, Fetch, InitProducerId; with those of `handlers_lookups`.
 
 Law: record bytes are neither copied nor decoded on the event loop.  A produced batch goes from the
 receive buffer to the partition, a fetched one from the segment's mapping to the socket.  Work that
@@ -17,24 +16,22 @@ from typing import Any, NamedTuple
 from kdirect.broker.answers import Answer, later, nothing, respond
 from kdirect.broker.connection import Connection
 from kdirect.broker.failures import explain
+from kdirect.broker.handlers_lookups import LookupHandlers, Reader
+from kdirect.broker.remote_requests import RemoteRead
 from kdirect.broker.services import Services
 from kdirect.broker.topics import INTERNAL_TOPICS
 from kdirect.errors import (
-    FencedLeaderEpochError,
     KdirectError,
     OffsetOutOfRangeError,
-    UnknownLeaderEpochError,
+    TieredOffsetError,
     UnknownTopicError,
 )
 from kdirect.format import protocol as p
 from kdirect.format.datapath import Fetched, Produced, fetch_response, produce_response
 from kdirect.format.protocol import ErrorCode
 from kdirect.log.partition import Partition
-from kdirect.model import EARLIEST_OFFSET, LATEST_OFFSET, TopicPartition
+from kdirect.model import TopicPartition
 
-MAX_TIMESTAMP = -3
-EARLIEST_LOCAL = -4
-FROM_EARLIEST_LOCAL = 8  # the version of ListOffsets
 # Session epochs of a Fetch that names all its partitions: 0 asks for a session, -1 for none.  The
 # session id says which session ends, if any.
 _FULL_FETCH = (0, -1)
@@ -56,22 +53,15 @@ _KERNEL_MESSAGES = {
 }
 
 
-class Reader(NamedTuple):
-    """Who asks: by which version of Fetch or ListOffsets, from which rack ("": not told), and
-    whether only for what transactions have committed."""
-
-    version: int
-    rack: str
-    committed_only: bool
-
-
 class Collected(NamedTuple):
     """What a Fetch finds, by topic: `size` bytes of records in all.  `urgent`: there is an error,
-    or the client is to read elsewhere, so waiting for more records is pointless."""
+    or the client is to read elsewhere, so waiting for more records is pointless.  `is_remote`: some
+    of it is a `RemoteRead`, which is as urgent."""
 
     topics: list[tuple[str, list[Fetched]]]
     size: int
     urgent: bool
+    is_remote: bool = False
 
 
 class Arrival(NamedTuple):
@@ -137,11 +127,11 @@ def _refusal(version: int, request: Any) -> tuple[int, str] | None:
     return None
 
 
-class DataHandlers:
+class DataHandlers(LookupHandlers):
     """Handlers of requests about records.  A broker has one, used on its event loop."""
 
     def __init__(self, services: Services) -> None:
-        self._services = services
+        super().__init__(services)
         self._fetch_max_bytes: int = services.config["fetch.max.bytes"]
 
     # -- Produce -----------------------------------------------------------------------------------
@@ -314,9 +304,20 @@ class DataHandlers:
         collected = self._collect(reader, request, wait=False)
         if collected is None:
             return later(self._fetch_cold(reader, request))
+        if collected.is_remote:
+            return later(self._answer_fetch(reader, request, collected))
         if self._is_enough(request, collected):
             return _fetched(version, request, collected.topics)
         return later(self._wait_for_records(reader, request, collected.size))
+
+    async def _answer_fetch(self, reader: Reader, request: Any, collected: Collected) -> Answer:
+        """The answer, once remote storage has had its time."""
+        topics = collected.topics
+        if collected.is_remote:
+            assert self._remote is not None
+            room = min(request.max_bytes, self._fetch_max_bytes) - collected.size
+            await self._remote.fill(topics, room, request.max_wait_ms / 1000)
+        return _fetched(reader.version, request, topics)
 
     def _is_enough(self, request: Any, collected: Collected) -> bool:
         return (
@@ -331,7 +332,7 @@ class DataHandlers:
         sends them."""
         collected = await self._collected(reader, request)
         if self._is_enough(request, collected):
-            return _fetched(reader.version, request, collected.topics)
+            return await self._answer_fetch(reader, request, collected)
         return await self._wait_for_records(reader, request, collected.size)
 
     async def _collected(self, reader: Reader, request: Any) -> Collected:
@@ -363,29 +364,30 @@ class DataHandlers:
                 # have woken nobody.  With nothing missing, records that arrive while this look
                 # waits for a thread wake the waiter at once.
                 waiter.missing = 0
-                topics, size, urgent = await self._collected(reader, request)
-                if size >= request.min_bytes or urgent or services.waiters.closed:
-                    return _fetched(reader.version, request, topics)
-                waiter.missing = request.min_bytes - size
+                found = await self._collected(reader, request)
+                if found.size >= request.min_bytes or found.urgent or services.waiters.closed:
+                    return await self._answer_fetch(reader, request, found)
+                waiter.missing = request.min_bytes - found.size
                 await waiter.future
             finally:
                 timer.cancel()
                 services.waiters.remove(waiter)
-            topics, size, urgent = await self._collected(reader, request)
+            found = await self._collected(reader, request)
+            size = found.size
             if (
                 size >= request.min_bytes
-                or urgent
+                or found.urgent
                 or loop.time() >= deadline
                 or services.waiters.closed
             ):
-                return _fetched(reader.version, request, topics)
+                return await self._answer_fetch(reader, request, found)
 
     def _collect(self, reader: Reader, request: Any, *, wait: bool) -> Collected | None:
         """What there is to answer now.  Without `wait` it runs on the event loop, and returns None
         if an answer needs file work; with `wait` it runs on a thread."""
         room = min(request.max_bytes, self._fetch_max_bytes)
         total = 0
-        urgent = False
+        urgent = is_remote = False
         topics = []
         for topic in request.topics:
             fetched = []
@@ -395,9 +397,10 @@ class DataHandlers:
                     return None
                 total += one.size
                 urgent = urgent or one.error != 0 or one.preferred >= 0 or bool(one.diverging)
+                is_remote = is_remote or type(one.buffers) is RemoteRead
                 fetched.append(one)
             topics.append((topic.topic, fetched))
-        return Collected(topics, total, urgent)
+        return Collected(topics, total, urgent or is_remote, is_remote)
 
     def _to_read(self, reader: Reader, name: str, x: Any) -> Partition | Fetched:
         """The partition that a Fetch reads, or what is answered without reading."""
@@ -453,140 +456,15 @@ class DataHandlers:
             return Fetched(
                 index, ErrorCode.OFFSET_OUT_OF_RANGE, high_watermark, stable, start, (), 0
             )
+        except TieredOffsetError as e:
+            if self._remote is None:
+                return self._unread(name, x, e)
+            read: Any = RemoteRead(partition, x.fetch_offset, max(limit, 1))
+            return Fetched(index, 0, high_watermark, stable, start, read, 0)
         except Exception as e:
             return self._unread(name, x, e)
 
-    # -- offsets -----------------------------------------------------------------------------------
-
-    def list_offsets(self, connection: Connection, header: p.RequestHeader, request: Any) -> Answer:
-        if any(
-            x.timestamp >= 0 or x.timestamp == MAX_TIMESTAMP
-            for t in request.topics
-            for x in t.partitions
-        ):
-            return later(self._look_up_later(header, request))
-        return self._look_up(header, request)
-
-    async def _look_up_later(self, header: p.RequestHeader, request: Any) -> Answer:
-        """A search by time opens batches.  They may be large, so it runs on a thread."""
-        return await self._services.files.look_up(self._look_up, header, request)
-
-    def _look_up(self, header: p.RequestHeader, request: Any) -> Answer:
-        reader = Reader(header.api_version, "", request.isolation_level == 1)
-        return respond(
-            header,
-            p.ListOffsetsResponse,
-            topics=[
-                {
-                    "name": t.name,
-                    "partitions": [self._list_offset(reader, t.name, x) for x in t.partitions],
-                }
-                for t in request.topics
-            ],
-        )
-
-    def _list_offset(self, reader: Reader, name: str, x: Any) -> dict[str, Any]:
-        out = {
-            "partition_index": x.partition_index,
-            "error_code": 0,
-            "timestamp": -1,
-            "offset": -1,
-            "leader_epoch": -1,
-        }
-        if x.timestamp == EARLIEST_LOCAL and reader.version < FROM_EARLIEST_LOCAL:
-            return {**out, "error_code": ErrorCode.UNSUPPORTED_VERSION}
-        try:
-            partition = self._led(name, x.partition_index, x.current_leader_epoch)
-            found = self._find_offset(reader, partition, x.timestamp)
-        except Exception as e:
-            return {
-                **out,
-                "error_code": explain(e, f"offset lookup in {name}-{x.partition_index}")[0],
-            }
-        if found is None:
-            return out
-        return {
-            **out,
-            "offset": found[0],
-            "timestamp": found[1],
-            "leader_epoch": partition.leader_epoch,
-        }
-
-    def _find_offset(
-        self, reader: Reader, partition: Partition, timestamp: int
-    ) -> tuple[int, int] | None:
-        """(offset, timestamp in ms, or -1 if `timestamp` names an end of the log); None if there is
-        no such record below the end that the client may read."""
-        end = partition.last_stable_offset if reader.committed_only else partition.high_watermark
-        if timestamp == LATEST_OFFSET:
-            return end, -1
-        if timestamp == EARLIEST_OFFSET:
-            return partition.log_start_offset, -1
-        if timestamp == EARLIEST_LOCAL:
-            return partition.local_log_start_offset, -1
-        if timestamp == MAX_TIMESTAMP:
-            found = partition.largest_timestamp()
-        elif timestamp >= 0:
-            found = partition.offset_for_timestamp(timestamp)
-        else:  # the sentinels of tiered storage, which this broker does not have
-            return None
-        return found if found is not None and found[0] < end else None
-
-    def offset_for_leader_epoch(
-        self, connection: Connection, header: p.RequestHeader, request: Any
-    ) -> Answer:
-        return respond(
-            header,
-            p.OffsetForLeaderEpochResponse,
-            topics=[
-                {
-                    "topic": t.topic,
-                    "partitions": [self._epoch_end(t.topic, x) for x in t.partitions],
-                }
-                for t in request.topics
-            ],
-        )
-
-    def _epoch_end(self, name: str, x: Any) -> dict[str, Any]:
-        out = {"error_code": 0, "partition": x.partition, "leader_epoch": -1, "end_offset": -1}
-        try:
-            partition = self._led(name, x.partition, x.current_leader_epoch)
-            epoch, end = partition.end_offset_for_epoch(x.leader_epoch)
-            return {**out, "leader_epoch": epoch, "end_offset": end}
-        except Exception as e:
-            return {**out, "error_code": explain(e, f"epoch lookup in {name}-{x.partition}")[0]}
-
-    def delete_records(
-        self, connection: Connection, header: p.RequestHeader, request: Any
-    ) -> Answer:
-        return later(self._services.files.admin(self._delete_records, header, request))
-
-    def _delete_records(self, header: p.RequestHeader, request: Any) -> Answer:
-        return respond(
-            header,
-            p.DeleteRecordsResponse,
-            topics=[
-                {
-                    "name": t.name,
-                    "partitions": [self._delete_before(t.name, x) for x in t.partitions],
-                }
-                for t in request.topics
-            ],
-        )
-
-    def _delete_before(self, name: str, x: Any) -> dict[str, Any]:
-        out = {"partition_index": x.partition_index, "low_watermark": -1, "error_code": 0}
-        try:
-            if name in INTERNAL_TOPICS:
-                return {**out, "error_code": ErrorCode.INVALID_TOPIC_EXCEPTION}
-            partition = self._services.topics.partition(name, x.partition_index)
-            partition.delete_records(partition.high_watermark if x.offset == -1 else x.offset)
-            return {**out, "low_watermark": partition.log_start_offset}
-        except Exception as e:
-            return {
-                **out,
-                "error_code": explain(e, f"deletion of records from {name}-{x.partition_index}")[0],
-            }
+    # -- producer ids ------------------------------------------------------------------------------
 
     def init_producer_id(
         self, connection: Connection, header: p.RequestHeader, request: Any
@@ -635,18 +513,6 @@ class DataHandlers:
             producer_id=producer_id,
             producer_epoch=0,
         )
-
-    def _led(self, name: str, index: int, epoch: int) -> Partition:
-        """A partition that this broker leads, for a client that believes in the leader epoch
-        `epoch` (-1: in none).  FencedLeaderEpochError, UnknownLeaderEpochError where it is
-        another one."""
-        partition = self._services.topics.partition(name, index)
-        if epoch >= 0 and epoch != partition.leader_epoch:
-            what = f"leader epoch {epoch} of partition {name}-{index}"
-            if epoch < partition.leader_epoch:
-                raise FencedLeaderEpochError(f"{what} is over; it is {partition.leader_epoch}")
-            raise UnknownLeaderEpochError(f"{what} has not begun; it is {partition.leader_epoch}")
-        return partition
 
     def table(self) -> Iterable[tuple[str, Any, bool]]:
         """(API name, handler, whether later requests of the connection wait for its answer)."""

@@ -35,13 +35,12 @@ from kdirect.broker.coming_leaderships import ComingLeaderships
 from kdirect.broker.connection import Connection
 from kdirect.broker.failures import code_of, explain
 from kdirect.broker.handlers_data import (
-    EARLIEST_LOCAL,
     Arrival,
     DataHandlers,
     OneAppend,
-    Reader,
     failed_append,
 )
+from kdirect.broker.handlers_lookups import EARLIEST_LOCAL, Reader
 from kdirect.broker.member_topics import MemberTopics
 from kdirect.broker.picture import CATCH_UP_S, Picture
 from kdirect.broker.services import Replicas, Services

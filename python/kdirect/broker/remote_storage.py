@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import uuid
 from typing import Any
 
 from kdirect.broker.appends import Appends
@@ -25,15 +24,16 @@ from kdirect.broker.files import FileThreads
 from kdirect.broker.flusher import Flusher
 from kdirect.broker.remote_metadata import RemoteMetadata
 from kdirect.broker.topics import Registry, Topic
+from kdirect.format.remote_metadata import RemotePartitionDelete
 from kdirect.log.manager import LogManager
 from kdirect.log.partition import Partition
 from kdirect.objects import ObjectStore
-from kdirect.storage.remote_logs import RemoteLogs, RemoteSettings
+from kdirect.storage.remote_logs import PartitionId, RemoteLogs, RemoteSettings
+from kdirect.storage.segment_states import Record
 
 log = logging.getLogger("kdirect.storage")
 
 CREDENTIALS = "rsm.config."
-_MARK_PAUSE_S = 0.01
 
 
 class RemoteStorage:
@@ -64,7 +64,9 @@ class RemoteStorage:
             admin=files.admin,
         )
         self.logs: RemoteLogs
-        self._led: set[tuple[uuid.UUID, int]] = set()
+        self._led: set[PartitionId] = set()
+        self._marked: set[PartitionId] = set()  # deleted, as is on disk since the start
+        self._told_deletion = asyncio.Event()
 
     async def start(self) -> None:
         """Read the metadata, look after the tiered partitions, go on with deletions.  File work,
@@ -83,7 +85,7 @@ class RemoteStorage:
         self.logs = RemoteLogs(self.store, self.metadata, settings)
         for record in self.metadata.records():
             self.logs.apply(record)
-        self.metadata.told = self.logs.apply
+        self.metadata.told = self._told
         self._logs.on_changed = self.partition_changed
         for partition in list(self._logs.partitions.values()):
             self.partition_changed(partition)
@@ -112,12 +114,22 @@ class RemoteStorage:
     async def topic_deleted(self, topic: Topic) -> None:
         """Its local files are gone: return when the metadata says that everything goes.  It waits
         as long as that takes; a crash meanwhile is gone on with at the next start."""
-        partitions = range(topic.partition_count)
-        for index in partitions:
+        doomed = set()
+        for index in range(topic.partition_count):
             self._led.discard((topic.topic_id, index))
-            self.logs.delete(topic.name, topic.topic_id, index)
-        while not all(self.logs.deletion_is_known(topic.topic_id, i) for i in partitions):
-            await asyncio.sleep(_MARK_PAUSE_S)
+            if self.logs.delete(topic.name, topic.topic_id, index):
+                doomed.add((topic.topic_id, index))
+        while not doomed <= self._marked:
+            self._told_deletion.clear()
+            await self._told_deletion.wait()
+        self._marked -= doomed
+
+    def _told(self, record: Record) -> None:
+        """A record of the metadata is on disk."""
+        self.logs.apply(record)
+        if isinstance(record, RemotePartitionDelete):
+            self._marked.add((record.topic_id, record.partition))
+            self._told_deletion.set()
 
     # -- looking -----------------------------------------------------------------------------------
 

@@ -239,6 +239,7 @@ class BrokerServer:
             watch=_watch_nothing if self.access is None else self.access.watch,
             membership=None if member is None else member.membership,
             replicas=replicas,
+            remote_reads=None if self.remote is None else self.remote.reads(),
         )
 
     def _local_epoch(self, tp: TopicPartition) -> int | None:

@@ -18,6 +18,7 @@ from kdirect.broker.files import FileThreads
 from kdirect.broker.flusher import Flusher
 from kdirect.broker.listeners import Listeners
 from kdirect.broker.offsets import OffsetStore
+from kdirect.broker.remote_requests import RemoteAnswers
 from kdirect.broker.topics import Registry
 from kdirect.broker.waiters import Waiters
 from kdirect.format.replica_fetch import Feeding
@@ -160,3 +161,4 @@ class Services:
     watch: Callable[[TopicPartition], None]
     membership: Membership | None = None
     replicas: Replicas | None = None
+    remote_reads: RemoteAnswers | None = None

@@ -1,4 +1,4 @@
-"""Places at which a test ends the broker.  ``KDIRECT_FAILPOINT=name``, or ``name:N``: the N-th time.
+"""Places at which a test ends the broker: ``KDIRECT_FAILPOINT=name``, or ``name:N`` for the Nth.
 
 A process that has the variable set ends with SIGKILL when it comes there; for all others this is
 one comparison.

@@ -203,12 +203,6 @@ class RemoteLogs:
             found = self._logs.get((topic_id, partition))
         return found is not None and not found.machine.is_empty
 
-    def deletion_is_known(self, topic_id: uuid.UUID, partition: int) -> bool:
-        """Does the metadata say that all of the partition goes?  Then a restart goes on with it."""
-        with self._lock:
-            found = self._logs.get((topic_id, partition))
-        return found is None or found.machine.is_deleted
-
     def resume_deletions(self) -> None:
         """After a start: go on with the topics that were being deleted."""
         for _, found in self._items():
