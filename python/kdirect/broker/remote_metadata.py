@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import uuid
 import zlib
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
@@ -27,9 +28,16 @@ from kdirect.broker.scheduler import soon
 from kdirect.broker.state_topic import Row, StateTopic
 from kdirect.broker.topics import REMOTE_METADATA_TOPIC, Registry
 from kdirect.errors import FormatError, KdirectError
-from kdirect.format.remote_metadata import pack_record, parse_record, record_key
+from kdirect.format.remote_metadata import (
+    RemotePartitionDelete,
+    pack_record,
+    parse_record,
+    record_key,
+)
+from kdirect.log.clock import now_ms
 from kdirect.storage.remote_logs import PartitionId
 from kdirect.storage.segment_states import PartitionMetadata, Record
+from kdirect.storage.sweep import Known
 
 log = logging.getLogger("kdirect.storage")
 
@@ -46,10 +54,13 @@ def metadata_partition(record_of: PartitionId, count: int) -> int:
 
 
 class RemoteMetadataTable:
-    """What the records say; `StateTopic`'s table."""
+    """What the records say; `StateTopic`'s table.  That a partition was deleted is remembered for
+    `remember_ms`: as long as an object of it may still turn up."""
 
-    def __init__(self) -> None:
+    def __init__(self, remember_ms: int) -> None:
         self.partitions: dict[PartitionId, PartitionMetadata] = {}
+        self.deleted: dict[PartitionId, RemotePartitionDelete] = {}
+        self._remember_ms = remember_ms
         self.unreadable = 0
         self.topic_partitions = 1
 
@@ -58,8 +69,9 @@ class RemoteMetadataTable:
         key = (record.topic_id, record.partition)
         found = self.partitions.setdefault(key, PartitionMetadata())
         found.apply(record)
-        if found.is_gone:
+        if found.is_gone and found.deletion is not None:
             del self.partitions[key]
+            self.deleted[key] = found.deletion
 
     def apply(self, key: bytes | None, value: bytes | None) -> None:
         """See `kdirect.broker.state_topic.Table`; the key is told by the value."""
@@ -80,6 +92,11 @@ class RemoteMetadataTable:
         for key, found in self.partitions.items():
             if metadata_partition(key, self.topic_partitions) == index:
                 yield from found.records()
+        oldest = now_ms() - self._remember_ms
+        for key, record in self.deleted.items():
+            if metadata_partition(key, self.topic_partitions) == index:
+                if record.event_timestamp_ms >= oldest:
+                    yield record
 
     def live_rows(self, index: int) -> list[Row]:
         return [(record_key(record), pack_record(record)) for record in self.records(index)]
@@ -87,12 +104,14 @@ class RemoteMetadataTable:
     def live_count(self) -> int:
         if self.unreadable:
             return 1 << 62  # rewriting would lose what could not be read
-        return sum(2 * len(found.segments) + 1 for found in self.partitions.values())
+        segments = sum(2 * len(found.segments) + 2 for found in self.partitions.values())
+        return segments + len(self.deleted)
 
     def forget_partition(self, index: int) -> None:
         count = self.topic_partitions
-        for key in [k for k in self.partitions if metadata_partition(k, count) == index]:
-            del self.partitions[key]
+        for some in (self.partitions, self.deleted):
+            for key in [k for k in some if metadata_partition(k, count) == index]:
+                del some[key]
 
 
 class RemoteMetadata:
@@ -103,12 +122,13 @@ class RemoteMetadata:
         self,
         *,
         partitions: int,
+        remember_ms: int,
         topics: Registry,
         appends: Appends,
         flusher: Flusher,
         admin: Callable[..., Coroutine[Any, Any, Any]],
     ) -> None:
-        self.table = RemoteMetadataTable()
+        self.table = RemoteMetadataTable(remember_ms)
         self.table.topic_partitions = partitions
         self.told: Callable[[Record], None] = lambda record: None
         self._topics = topics
@@ -136,6 +156,17 @@ class RemoteMetadata:
         count = self.table.topic_partitions = self._state.partition_count
         for index in range(count):
             self._state.load(index)
+
+    def known(self, cluster_id: str) -> Known:
+        """What a sweep has to know."""
+        table = self.table
+        topics = {topic_id for topic_id, _ in (*table.partitions, *table.deleted)}
+        segments = {i for found in table.partitions.values() for i in found.segments}
+        return Known(cluster_id, topics | {t.topic_id for t in self._topics}, segments)
+
+    def knows(self, segment_id: uuid.UUID) -> bool:
+        """Is there metadata of the segment?  Any thread."""
+        return any(segment_id in found.segments for found in list(self.table.partitions.values()))
 
     def records(self) -> list[Record]:
         """All that counts."""

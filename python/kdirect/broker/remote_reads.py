@@ -12,16 +12,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kdirect.broker.failures import explain
 from kdirect.broker.remote_requests import RemoteRead, Times
-from kdirect.broker.remote_storage import RemoteStorage
 from kdirect.errors import TimedOutError
 from kdirect.format.datapath import Fetched
 from kdirect.format.protocol import ErrorCode
 from kdirect.log.partition import Partition
 from kdirect.model import TopicPartition
+
+if TYPE_CHECKING:
+    from kdirect.broker.remote_storage import RemoteStorage
 
 
 class RemoteReads:

@@ -16,6 +16,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any
 
 from kdirect.broker.appends import Appends
@@ -23,17 +25,22 @@ from kdirect.broker.config import BrokerConfig
 from kdirect.broker.files import FileThreads
 from kdirect.broker.flusher import Flusher
 from kdirect.broker.remote_metadata import RemoteMetadata
+from kdirect.broker.remote_reads import RemoteReads
+from kdirect.broker.remote_requests import MAX_TIMESTAMP
 from kdirect.broker.topics import Registry, Topic
-from kdirect.format.remote_metadata import RemotePartitionDelete
+from kdirect.format.remote_metadata import RemotePartitionDelete, RemoteSegment
 from kdirect.log.manager import LogManager
 from kdirect.log.partition import Partition
 from kdirect.objects import ObjectStore
 from kdirect.storage.remote_logs import PartitionId, RemoteLogs, RemoteSettings
+from kdirect.storage.remote_reader import RemoteReader
 from kdirect.storage.segment_states import Record
 
 log = logging.getLogger("kdirect.storage")
 
+INDEX_CACHE = "remote-log-index-cache"
 CREDENTIALS = "rsm.config."
+LEAST_SWEEP_S = 1.0
 
 
 class RemoteStorage:
@@ -58,15 +65,18 @@ class RemoteStorage:
         )
         self.metadata = RemoteMetadata(
             partitions=config["rlmm.config.remote.log.metadata.topic.num.partitions"],
+            remember_ms=2 * config["remote.orphan.age.ms"],
             topics=topics,
             appends=appends,
             flusher=flusher,
             admin=files.admin,
         )
         self.logs: RemoteLogs
+        self.reader: RemoteReader
         self._led: set[PartitionId] = set()
         self._marked: set[PartitionId] = set()  # deleted, as is on disk since the start
         self._told_deletion = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
 
     async def start(self) -> None:
         """Read the metadata, look after the tiered partitions, go on with deletions.  File work,
@@ -83,6 +93,16 @@ class RemoteStorage:
             copy_rate=config["remote.log.manager.copy.max.bytes.per.second"],
         )
         self.logs = RemoteLogs(self.store, self.metadata, settings)
+        self.reader = RemoteReader(
+            self.store,
+            cluster_id=self._logs.cluster_id,
+            index_directory=self._logs.log_dirs[0] / INDEX_CACHE,
+            index_bytes=config["remote.log.index.file.cache.total.size.bytes"],
+            chunk_bytes=config["remote.log.chunk.cache.bytes"],
+            threads=config["remote.log.reader.threads"],
+            max_pending=config["remote.log.reader.max.pending.tasks"],
+            bytes_per_second=config["remote.log.manager.fetch.max.bytes.per.second"],
+        )
         for record in self.metadata.records():
             self.logs.apply(record)
         self.metadata.told = self._told
@@ -94,6 +114,7 @@ class RemoteStorage:
             await self.topic_deleted(topic)
             self._topics.forget_deleted(topic)
         self._topics.outlives_its_log = self._has_metadata
+        self._sweep_later()
 
     def partition_changed(self, partition: Partition) -> None:
         """A partition is new, or has another configuration.  Any thread."""
@@ -131,6 +152,63 @@ class RemoteStorage:
             self._marked.add((record.topic_id, record.partition))
             self._told_deletion.set()
 
+    # -- reading -----------------------------------------------------------------------------------
+
+    def reads(self) -> RemoteReads:
+        """What answers the handlers of Fetch and ListOffsets."""
+        return RemoteReads(
+            self,
+            wait_s=self._config["remote.fetch.max.wait.ms"] / 1000,
+            lookup_s=self._config["remote.list.offsets.request.timeout.ms"] / 1000,
+        )
+
+    def read(
+        self, partition: Partition, offset: int, max_bytes: int
+    ) -> Future[list[memoryview]] | None:
+        """Whole batches from the one that holds `offset` on, at most `max_bytes`, but at least one.
+        None: too many reads wait."""
+        return self.reader.read(self._finder(partition), offset, max_bytes)
+
+    def find_time(self, partition: Partition, timestamp: int) -> Future[Any] | None:
+        """(offset, timestamp) of the first remote record of that time or later, MAX_TIMESTAMP: of
+        the largest.  None: only the local log can have it, or too many reads wait."""
+        start, local_start = partition.log_start_offset, partition.local_log_start_offset
+        if not partition.is_tiered or start >= local_start:
+            return None
+        where = (partition.topic_id, partition.topic_partition.partition)
+        newest = self.logs.newest_timestamp(*where, start, local_start)
+        if timestamp == MAX_TIMESTAMP:
+            if newest <= max(s.max_timestamp for s in partition.segments):
+                return None
+            timestamp = newest
+        if newest < timestamp:
+            return None
+        return self.reader.find_time(self._finder(partition), timestamp, start)
+
+    def _finder(self, partition: Partition) -> Callable[[int], RemoteSegment | None]:
+        where = (partition.topic_id, partition.topic_partition.partition)
+
+        def find(offset: int) -> RemoteSegment | None:
+            """The next segment that holds `offset` or later ones."""
+            return self.logs.find(*where, offset)
+
+        return find
+
+    # -- orphans -----------------------------------------------------------------------------------
+
+    def _sweep_later(self) -> None:
+        age_s = self._config["remote.orphan.age.ms"] / 1000
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(max(age_s / 2, LEAST_SWEEP_S), self._sweep)
+
+    def _sweep(self) -> None:
+        """Have a thread delete what nobody owns."""
+        known = self.metadata.known(self._logs.cluster_id)
+        if known.topics:
+            age_ms = self._config["remote.orphan.age.ms"]
+            self.logs.sweep(known, age_ms, lambda segment_id: not self.metadata.knows(segment_id))
+        self._sweep_later()
+
     # -- looking -----------------------------------------------------------------------------------
 
     def statistics(self) -> dict[str, Any]:
@@ -144,6 +222,7 @@ class RemoteStorage:
             "remote_delete_requests": counters.delete_requests,
             "remote_delete_errors": counters.delete_errors,
             "remote_adopted": counters.adopted,
+            "remote_orphans": counters.orphans,
             "remote_copy_lag_bytes": sum(f.copy_lag_bytes for f in figures),
             "remote_copy_lag_segments": sum(f.copy_lag_segments for f in figures),
             "remote_delete_lag_bytes": sum(f.delete_lag_bytes for f in figures),
@@ -160,6 +239,7 @@ class RemoteStorage:
         """End its threads; any thread but the event loop's."""
         self.metadata.close()
         self.logs.close()
+        self.reader.close()
 
 
 __all__ = ["RemoteStorage"]

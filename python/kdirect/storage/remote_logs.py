@@ -48,6 +48,7 @@ from kdirect.storage.copy_rules import LocalLog, LocalSegment, TierConfig
 from kdirect.storage.failpoints import reached
 from kdirect.storage.remote_log import Figures, RemoteLog
 from kdirect.storage.segment_states import Record
+from kdirect.storage.sweep import Known, Sweep
 from kdirect.storage.throttle import UNLIMITED, Throttle
 from kdirect.storage.upload import Copier, identity_of, key_of, upload
 
@@ -107,6 +108,7 @@ class RemoteCounters:
     delete_requests: int = 0
     delete_errors: int = 0
     adopted: int = 0
+    orphans: int = 0
 
 
 class RemoteLogs:
@@ -218,6 +220,14 @@ class RemoteLogs:
         with self._lock:
             found = self._logs.get((topic_id, partition))
         return None if found is None else found.machine.segments.at_or_after(offset)
+
+    def newest_timestamp(self, topic_id: uuid.UUID, partition: int, start: int, end: int) -> int:
+        """The largest timestamp of the remote segments that hold offsets from `start` to `end`, -1
+        without one."""
+        with self._lock:
+            found = self._logs.get((topic_id, partition))
+        pieces = () if found is None else found.machine.segments.pieces(start)
+        return max((p.segment.max_timestamp_ms for p in pieces if p.start < end), default=-1)
 
     def end_offset(self, topic_id: uuid.UUID, partition: int) -> int:
         """The offset after the last one that is in remote storage; -1 when nothing is."""
@@ -430,6 +440,21 @@ class RemoteLogs:
             self._complain(f"log start of {partition.topic_partition}", error)
             return
         self._tell(found, e.LogStartMoved(start))
+
+    # -- orphans -----------------------------------------------------------------------------------
+
+    def sweep(self, known: Known, age_ms: int, still_unknown: Callable[[uuid.UUID], bool]) -> None:
+        """Delete the objects of this cluster that nobody owns, on a thread."""
+        self._submit(self._expirers, self._sweep, known, age_ms, still_unknown)
+
+    def _sweep(self, known: Known, age_ms: int, still_unknown: Callable[[uuid.UUID], bool]) -> None:
+        try:
+            sweep = Sweep(self.store, known, self._time_ms(), age_ms)
+            for orphan in sweep.delete(sweep.find(), still_unknown):
+                self.counters.orphans += 1
+                log.info("deleted %s, which nobody owned", orphan.key)
+        except KdirectError as error:
+            self._complain(f"sweep of {self.store.uri}", error)
 
     # -- looking -----------------------------------------------------------------------------------
 

@@ -1,0 +1,81 @@
+"""Objects that nobody owns: uploads whose broker died, or that were given up and ended after all.
+
+Pure, but for `Sweep`, which lists and deletes.  A key says which cluster, topic and partition an
+object belongs to, and which try to copy it was.  An object is an orphan if it is of this cluster,
+of a topic that this cluster knows or has deleted, of a try that the metadata does not know, and
+older than ``remote.orphan.age.ms``: a younger one may be an upload whose metadata is on its way.
+Everything else is left alone: objects of other clusters, of topics that this cluster has never
+heard of, and what is no object of kdirect at all.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import NamedTuple
+
+from kdirect.format.segment_object import SegmentIdentity, parse_key
+from kdirect.objects import ObjectInfo, ObjectStore
+
+
+class Orphan(NamedTuple):
+    """An object that nobody owns."""
+
+    key: str
+    size: int
+    modified_ms: int
+    identity: SegmentIdentity
+
+
+class Known(NamedTuple):
+    """What the metadata knows: topics, and segments that are there, come or go."""
+
+    cluster_id: str
+    topics: Collection[uuid.UUID]
+    segments: Collection[uuid.UUID]
+
+
+def orphans(
+    objects: Iterable[ObjectInfo], known: Known, now_ms: int, age_ms: int
+) -> Iterator[Orphan]:
+    """Those of the objects that are orphans.  An object whose age the store does not tell is
+    none."""
+    for found in objects:
+        parsed = parse_key("", found.key)
+        if parsed is None:
+            continue
+        identity, _ = parsed
+        if identity.cluster_id != known.cluster_id or identity.topic_id not in known.topics:
+            continue
+        if identity.segment_id in known.segments or found.modified_ms < 0:
+            continue
+        if now_ms - found.modified_ms > age_ms:
+            yield Orphan(found.key, found.size, found.modified_ms, identity)
+
+
+class Sweep(NamedTuple):
+    """One pass over the objects of a cluster."""
+
+    store: ObjectStore
+    known: Known
+    now_ms: int
+    age_ms: int
+
+    def find(self) -> list[Orphan]:
+        """What would be deleted.  Lists the cluster's objects; errors of the store."""
+        listed = self.store.list(f"{self.known.cluster_id}/")
+        return list(orphans(listed, self.known, self.now_ms, self.age_ms))
+
+    def delete(
+        self, found: Iterable[Orphan], still_unknown: Callable[[uuid.UUID], bool]
+    ) -> list[Orphan]:
+        """Delete those that the metadata still does not know; which."""
+        deleted = []
+        for orphan in found:
+            if still_unknown(orphan.identity.segment_id):
+                self.store.delete(orphan.key)
+                deleted.append(orphan)
+        return deleted
+
+
+__all__ = ["Known", "Orphan", "Sweep", "orphans"]
