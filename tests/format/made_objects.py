@@ -52,6 +52,7 @@ def sections(logs: list[bytes], records: int = 3) -> dict[Section, bytes]:
         Section.TRANSACTION_INDEX: struct.pack(">hqqqq", 0, 9, BASE - 5, BASE + 2, BASE + 3),
         Section.PRODUCERS: b"a snapshot",
         Section.LEADER_EPOCHS: b"0\n2\n3 1000\n5 1006\n",
+        Section.TOPIC: b'{"partitions": 9, "configs": {"retention.ms": "-1"}}',
     }
 
 
@@ -73,13 +74,13 @@ def facts(logs: list[bytes], records: int = 3, **changes: Any) -> SegmentFacts:
 def write(f: SegmentFacts, log: bytes, parts: dict[Section, bytes], version: int = 1) -> bytes:
     """The whole object, as the diagram in `kdirect.format.layout` has it."""
     out, table = log, struct.pack("<HHIQQ", 0, 0, calc_crc32c(log), 0, len(log))
-    for kind in range(1, 6):
+    for kind in range(1, 7):
         data = parts.get(Section(kind), b"")
         table += struct.pack("<HHIQQ", kind, 0, calc_crc32c(data), len(out), len(data))
         out += data
     i = f.identity
     cluster, topic = i.cluster_id.encode(), i.topic.encode()
-    footer = struct.pack("<HHiii", version, 6, f.broker_id, f.leader_epoch, i.partition)
+    footer = struct.pack("<HHiii", version, 7, f.broker_id, f.leader_epoch, i.partition)
     footer += struct.pack(
         "<qqqq", f.base_offset, f.end_offset, f.max_timestamp_ms, f.min_timestamp_ms
     )

@@ -91,8 +91,8 @@ def test_the_end_of_an_object_is_needed(logs):
     data = whole(logs)
     only(findings(data[:-1]), None, "does not end in KDSEGEND")
     only(findings(b""), None, "an object of 0 bytes")
-    only(findings(data, len(data) + 1), None, "reading 1024 bytes at 80 of an object brought 1023")
-    only(findings(data[:300] + data[301:]), None, "places the leader epochs at 804, with 18 bytes")
+    only(findings(data, len(data) + 1), None, "reading 1024 bytes at 156 of an object brought 1023")
+    only(findings(data[:300] + data[301:]), None, "places the topic at 822, with 52 bytes")
     assert read_footer(lambda at, n: data[at : at + n], len(data)) == parse_footer(data, len(data))
 
 

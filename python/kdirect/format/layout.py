@@ -86,14 +86,16 @@ Object (a remote segment with its indexes, as it lies in an object store; what i
 it is little endian).  The sections follow each other without gaps and may be empty, but for the
 log.  What comes after the log's bytes is the tail of the object, and is got by one request::
 
-    +-------+--------+------+-------------+----------+--------+--------+---------+
-    | log   | offset | time | transaction | producer | leader | footer | trailer |
-    |       | index  | index| index       | snapshot | epochs |        |         |
-    +-------+--------+------+-------------+----------+--------+--------+---------+
-            |<------------------------------- tail ----------------------------->|
+    +-------+--------+------+-------------+----------+--------+-------+--------+---------+
+    | log   | offset | time | transaction | producer | leader | topic | footer | trailer |
+    |       | index  | index| index       | snapshot | epochs |       |        |         |
+    +-------+--------+------+-------------+----------+--------+-------+--------+---------+
+            |<----------------------------------- tail --------------------------------->|
 
 The sections are Kafka's own files, byte for byte: ``.log``, ``.index``, ``.timeindex``,
-``.txnindex`` (below), ``.snapshot`` and ``leader-epoch-checkpoint``.
+``.txnindex`` (below), ``.snapshot`` and ``leader-epoch-checkpoint``; but for the topic, which is
+JSON, ``{"partitions": 3, "configs": {"retention.ms": "-1"}}``: what a broker that has lost
+everything must know of it before it may delete anything by its age.
 
 Footer of an object::
 
@@ -247,7 +249,7 @@ TWO_SIDED_ANSWER_BYTES = 4096
 
 # -- objects of remote segments --------------------------------------------------------------------
 OBJECT_VERSION = 1
-OBJECT_SECTIONS = 6
+OBJECT_SECTIONS = 7
 
 FOOTER_VERSION = 0
 FOOTER_SECTION_COUNT = 2

@@ -55,6 +55,7 @@ class Section(enum.IntEnum):
     TRANSACTION_INDEX = 3
     PRODUCERS = 4
     LEADER_EPOCHS = 5
+    TOPIC = 6
 
     @property
     def title(self) -> str:
@@ -69,6 +70,7 @@ _TITLES = {
     Section.TRANSACTION_INDEX: "the transaction index",
     Section.PRODUCERS: "the producer snapshot",
     Section.LEADER_EPOCHS: "the leader epochs",
+    Section.TOPIC: "the topic",
 }
 
 
