@@ -92,7 +92,9 @@ class RemoteStorage:
             copy_timeout_s=config["remote.log.copy.timeout.ms"] / 1000,
             copy_rate=config["remote.log.manager.copy.max.bytes.per.second"],
         )
-        self.logs = RemoteLogs(self.store, self.metadata, settings)
+        self.logs = RemoteLogs(
+            self.store, self.metadata, settings, partition_count=self._partition_count
+        )
         self.reader = RemoteReader(
             self.store,
             cluster_id=self._logs.cluster_id,
@@ -125,6 +127,10 @@ class RemoteStorage:
         elif partition.is_tiered or self.logs.has_metadata(*where):
             self._led.add(where)
             self.logs.lead(partition)
+
+    def _partition_count(self, name: str) -> int:
+        topic = self._topics.get(name)
+        return 1 if topic is None else topic.partition_count
 
     def _has_metadata(self, topic: Topic) -> bool:
         partitions = range(topic.partition_count)

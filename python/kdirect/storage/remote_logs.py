@@ -50,6 +50,7 @@ from kdirect.storage.remote_log import Figures, RemoteLog
 from kdirect.storage.segment_states import Record
 from kdirect.storage.sweep import Known, Sweep
 from kdirect.storage.throttle import UNLIMITED, Throttle
+from kdirect.storage.topic_section import TopicSection
 from kdirect.storage.upload import Copier, identity_of, key_of, upload
 
 log = logging.getLogger("kdirect.storage")
@@ -113,7 +114,7 @@ class RemoteCounters:
 
 class RemoteLogs:
     """See the module.  Life: construct, `apply` what is in the metadata, `lead` partitions,
-    `close`.  Any thread may call."""
+    `close`.  Any thread may call.  `partition_count(topic)`: how many a topic has."""
 
     def __init__(
         self,
@@ -121,6 +122,7 @@ class RemoteLogs:
         metadata: MetadataLog,
         settings: RemoteSettings,
         *,
+        partition_count: Callable[[str], int],
         time_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
         self.store = store
@@ -129,6 +131,7 @@ class RemoteLogs:
         self.counters = RemoteCounters()
         self._metadata = metadata
         self._time_ms = time_ms
+        self._partition_count = partition_count
         self._logs: dict[PartitionId, _Log] = {}
         self._lock = threading.Lock()  # of the dictionary
         self._copiers = ThreadPoolExecutor(settings.copiers, "kdirect-remote-copy")
@@ -374,7 +377,9 @@ class RemoteLogs:
                 f"the segment of {partition.topic_partition} at {segment.base_offset} was deleted"
             )
         producers = partition.producers_at(sealed.end_offset)
-        copier = Copier(self.settings.cluster_id, self.settings.broker_id, epoch)
+        partitions = self._partition_count(segment.topic)
+        topic = TopicSection(partitions, dict(partition.config.overrides or {}))
+        copier = Copier(self.settings.cluster_id, self.settings.broker_id, epoch, topic)
 
         def unwanted() -> bool:
             reached("in the PUT")

@@ -26,16 +26,19 @@ from kdirect.log.scan import scan_segment
 from kdirect.log.tiering import SealedLog
 from kdirect.objects import ObjectStore
 from kdirect.storage.throttle import Throttle
+from kdirect.storage.topic_section import TopicSection
 
 PIECE_BYTES = 1 << 20
 
 
 class Copier(NamedTuple):
-    """Who copies: the cluster and the broker, and the leader epoch of the partition."""
+    """Who copies: the cluster and the broker, and the leader epoch of the partition; and what is to
+    be known of its topic."""
 
     cluster_id: str
     broker_id: int
     leader_epoch: int
+    topic: TopicSection
 
 
 def identity_of(segment: RemoteSegment, cluster_id: str) -> SegmentIdentity:
@@ -86,6 +89,7 @@ def upload(
         Section.TIME_INDEX: time_index,
         Section.PRODUCERS: producers,
         Section.LEADER_EPOCHS: pack_leader_epochs(segment.leader_epochs),
+        Section.TOPIC: copier.topic.pack(),
     }
     tail = pack_tail(facts, crc32c(log), sections)
     key = key_of(segment, copier.cluster_id)
