@@ -336,6 +336,29 @@ def test_records_are_deleted_across_both_parts(tiers: Any, client: Any, raw: Any
     assert list_offset(connection, -2, 8) == (0, 30) == list_offset(connection, -4, 8)
 
 
+def test_a_killed_broker_keeps_the_log_start_that_it_answered(
+    tmp_path: Path, broker_process: Any, raw: Any
+) -> None:
+    """Remote objects below it may be gone by then."""
+    given = {n.replace(".", "_"): v for n, v in properties(tmp_path).items()
+             if n.startswith("remote.")}  # fmt: skip
+    process = broker_process(**given)
+    create(admin(process), "t", TIERED)
+    producer = kdirect.Producer(
+        {"bootstrap.servers": process.bootstrap_servers, "transport": "tcp"}
+    )
+    for i in range(40):
+        producer.produce("t", value=b"v%d" % i, partition=0)
+    producer.close()
+    for offset in (7, 23):
+        with kdirect.connect({"bootstrap.servers": process.bootstrap_servers}) as session:
+            session.admin.delete_records({TP: offset})
+        process.kill()
+        process.start()
+        connection = raw(process.bootstrap_servers)
+        assert list_offset(connection, -2, 8) == (0, offset) == list_offset(connection, -4, 8)
+
+
 def fetch(connection: Any, offset: int, version: int) -> Any:
     part = {
         "partition": 0, "current_leader_epoch": -1, "fetch_offset": offset,

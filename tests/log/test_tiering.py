@@ -122,11 +122,14 @@ def test_local_bytes_count_what_is_here(logs, batch) -> None:
     assert p.apply_retention(NOW) == 0
 
 
-def test_the_active_segment_is_sealed_when_it_is_past_local_retention(logs, batch) -> None:
+@pytest.mark.parametrize("is_head", [True, False])
+def test_the_active_segment_is_sealed_when_it_is_past_local_retention(logs, batch, is_head) -> None:
     """As in Kafka: or a quiet topic would never be copied whole."""
     p = logs.open(local_retention_ms=1000)
     for _ in range(3):
         p.append(batch(timestamp_ms=NOW - HOUR))
+    p = p if is_head else logs.restart()
+    assert p.segments[-1].is_head is is_head
     assert p.apply_retention(NOW) == 0
     assert bases(p) == [0, 3] and [s.base_offset for s in p.sealed_segments()] == [0]
     assert p.apply_retention(NOW) == 0 and bases(p) == [0, 3]
@@ -343,6 +346,11 @@ def test_a_log_that_is_tiered_no_longer_starts_where_it_does_here(logs, batch) -
     assert p.remote_end_offset == 0
     with pytest.raises(OffsetOutOfRangeError):
         p.read(19, 100)
+    p.note_tiered(30)
+    assert p.remote_end_offset == 0, "who copies may not have heard yet"
+    logs.open(remote_storage_enable=True)
+    assert p.remote_end_offset == 0, "the copies of before do not count"
+    logs.open(remote_storage_enable=False, remote_log_delete_on_disable=True)
     p = logs.restart(clean=False)
     assert p.log_start_offset == 20
 
@@ -369,6 +377,21 @@ def test_a_lost_checkpoint_does_not_move_the_log_start_forward(logs, batch) -> N
         path.unlink() if damage is None else path.write_bytes(damage)
         p = logs.open()
         assert (p.log_start_offset, p.local_log_start_offset) == (7, 30), damage
+
+
+def test_an_empty_directory_goes_on_behind_what_is_tiered(logs, batch) -> None:
+    """A broker that lost its disk: the log is led, and empty here."""
+    p = logs.open()
+    p.start_over(50, log_start=20, epochs=[(0, 20), (3, 30)])
+    assert (p.log_start_offset, p.local_log_start_offset, p.log_end_offset) == (20, 50, 50)
+    assert logs.starts() == {TP: 20} and p.leader_epoch == 3
+    p.set_leader_epoch(4)
+    assert [p.append(batch()).base_offset for _ in range(3)] == [50, 51, 52]
+    assert records(p.read(50, 1 << 20)) == [50, 51, 52]
+    for clean in (False, True):
+        p = logs.restart(clean=clean)
+        assert (p.log_start_offset, p.first_kept_offset, p.log_end_offset) == (20, 50, 53)
+        assert [p.end_offset_for_epoch(e) for e in (0, 3, 4)] == [(0, 30), (3, 50), (4, 53)]
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -58,14 +58,14 @@ class Pair:
         producer.close()
 
 
-@pytest.fixture
-def pair(brokers: Callable[..., list[Any]], tmp_path: Path) -> Any:
+@pytest.fixture(params=[False, True], ids=["by Fetch", "by RDMA"])
+def pair(brokers: Callable[..., list[Any]], tmp_path: Path, request: Any) -> Any:
     made = Pair(
         brokers(
             2,
             remote_log_storage_system_enable=True,
             remote_log_storage_uri=f"file://{tmp_path}/store",
-            rdma_replicate=False,
+            rdma_replicate=request.param,
         )
     )
     yield made

@@ -6,7 +6,9 @@ where the log itself can answer, and is an error where it cannot.
 
 ====================================  =========================================================
 ``recovery-point-offset-checkpoint``  a log dir: per partition, below which everything is on disk
-``log-start-offset-checkpoint``       a log dir: per partition, below which records are deleted
+``log-start-offset-checkpoint``       a log dir: per partition, below which records are deleted;
+                                      without those that start with their first segment, unless
+                                      they are tiered
 ``replication-offset-checkpoint``     a log dir: per partition, the high watermark
 ``leader-epoch-checkpoint``           a partition: leader epochs and the offsets they start at
 ``partition.metadata``                a partition: the topic id; since which offset kdirect wrote it

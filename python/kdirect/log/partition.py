@@ -11,6 +11,8 @@ Invariants:
   what it does not use.
 - What is read or granted goes through ``sources``, one for each segment
   (`kdirect.log.segment_source`).
+- A log starts with its first segment or later; one that is tiered may start before
+  (`kdirect.log.tiering`).
 - ``log start <= recovery point`` does not hold in general, but everything below the recovery point
   is on disk; a crash loses nothing below it.
 - The high watermark moves when the `gate` (`kdirect.log.ack_gate`) says so; it may lie in a segment
@@ -464,8 +466,9 @@ class Partition(ReplicaLog):
             changed = config.flush_before_ack != self.config.flush_before_ack
             was_tiered = self.is_tiered
             self.config = config
+            if was_tiered != self.is_tiered:
+                self._remote_end = 0  # no copy counts that is older
             if was_tiered and not self.is_tiered:
-                self._remote_end = 0
                 self._move_start(self.first_kept_offset)
             self._choose_head_config()
             self.gate.holds = config.flush_before_ack

@@ -125,10 +125,11 @@ def _start_of(found: _Found, segments: list[Segment], known: int | None, lost_st
     elif known is None and lost_start:
         epochs = checkpoint.read_leader_epochs(found.directory)
         start = min([first_kept, *(first for _, first in epochs[:1])])
-        log.warning(
-            "the log start of %s is lost: it is taken to be %d, where its leader epochs begin",
-            *(found.topic_partition, start),
-        )
+        if start < first_kept:
+            log.warning(
+                "the log start of %s is lost: it is taken to be %d, where its leader epochs begin",
+                *(found.topic_partition, start),
+            )
     return min(start, segments[-1].end_offset)
 
 

@@ -92,8 +92,9 @@ class Tiering(KeptSegments):
     def note_tiered(self, end_offset: int) -> None:
         """Everything below `end_offset` is copied, and the copies count: local retention may delete
         segments that end there or before.  Any thread; it may go back, when copies do not count any
-        more."""
-        self._remote_end = max(0, end_offset)
+        more.  Nothing is noted of a log that is not tiered."""
+        if self.is_tiered:
+            self._remote_end = max(0, end_offset)
 
     @property
     def _keeps_start(self) -> bool:

@@ -21,6 +21,7 @@ _HINTS = {
     37: "partitions must be at least 1 and can only be added",
     38: "the replication factor must be from 1 to the number of brokers",
     40: "see docs/options.md for the names and values of topic properties",
+    109: "the record is in remote storage only, and the broker cannot bring it from there",
 }
 
 
