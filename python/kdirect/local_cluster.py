@@ -24,6 +24,7 @@ from typing import Any
 from kdirect.broker.broker import temporary_directory
 from kdirect.errors import BrokerUnavailableError, ConfigError, TimedOutError
 from kdirect.option_table import config_text
+from kdirect.options import BROKER
 from kdirect.store.zookeeper_server import ZookeeperServer
 
 log = logging.getLogger("kdirect.cluster")
@@ -53,10 +54,13 @@ class _Process:
             **self.properties,
             "listeners": self.address or self.properties.get("listeners", "127.0.0.1:0"),
         }
+        self.directory.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, "-m", "kdirect.cli", "broker"]
+        secrets = {name: given.pop(name) for name in list(given) if BROKER.find(name).secret}
+        if secrets:
+            command += ["--config", str(self._write_secrets(secrets))]
         for name, value in given.items():
             command += ["--set", f"{name}={config_text(value)}"]
-        self.directory.mkdir(parents=True, exist_ok=True)
         with open(self.log_file, "a") as errors:
             self.process = subprocess.Popen(
                 command,
@@ -65,6 +69,18 @@ class _Process:
                 stderr=errors,
                 text=True,
             )
+
+    def _write_secrets(self, secrets: Mapping[str, Any]) -> Path:
+        """A properties file that only its owner reads: everybody sees a command line."""
+        path = self.directory.with_suffix(".properties")
+        path.unlink(missing_ok=True)
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with open(fd, "w", encoding="utf-8") as file:
+            for name, value in secrets.items():
+                text = config_text(value).replace("\\", "\\\\").replace("\n", "\\n")
+                # A space is escaped, for one at the beginning would not count.
+                file.write(f"{name}={text.replace(' ', chr(92) + ' ')}\n")
+        return path
 
     def wait_ready(self, deadline: float) -> None:
         """Wait for the line that says where it serves."""

@@ -17,6 +17,7 @@ import confluent_kafka
 import pytest
 
 import kdirect
+from kdirect.broker.config import read_properties
 from kdirect.errors import ConfigError
 from kdirect.model import TopicPartition
 from kdirect.store.zookeeper_server import free_port
@@ -32,6 +33,21 @@ def kdirect_command(*arguments: object) -> tuple[int, str, str]:
         timeout=60,
     )
     return run.returncode, run.stdout, run.stderr
+
+
+def test_secrets_are_on_no_command_line(zookeeper_connect: str, tmp_path: Path) -> None:
+    """They are in a file that its owner alone reads, and arrive as they are."""
+    secret = " a\\b=c #d"
+    properties = {"rsm.config.secret_key": secret}
+    with kdirect.Cluster(
+        1, tmp_path, zookeeper_connect=zookeeper_connect, properties=properties
+    ) as made:
+        (process,) = made._processes.values()
+        command = Path(f"/proc/{process.process.pid}/cmdline").read_text()
+        assert "secret_key" not in command and "--config" in command
+        (path,) = tmp_path.rglob("broker-*.properties")
+        assert path.stat().st_mode & 0o777 == 0o600
+        assert read_properties(path) == properties
 
 
 def test_a_broker_that_waits_for_its_cluster_is_stopped(tmp_path: Path) -> None:
