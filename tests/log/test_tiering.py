@@ -542,7 +542,7 @@ def test_a_missing_snapshot_is_made_anew_and_changes_nothing(logs, batch) -> Non
             p.append(data)
         p.roll()
     ends = [s.end_offset for s in p.sealed_segments()]
-    assert ends == [3, 6, 9, 12]
+    assert ends == [3, 6, 9, 12] and [s.base_offset for s in p.sealed_segments(6)] == [6, 9]
     whole = {end: producer_state.unpack_snapshot(p.producers_at(end)) for end in ends}
     assert [e.producer_id for e in sorted(whole[12])] == [0, 1, 2, 3]
     producer_state.snapshot_path(p.directory, 9).unlink()

@@ -92,7 +92,8 @@ class Tiering(KeptSegments):
     def note_tiered(self, end_offset: int) -> None:
         """Everything below `end_offset` is copied, and the copies count: local retention may delete
         segments that end there or before.  Any thread; it may go back, when copies do not count any
-        more.  Nothing is noted of a log that is not tiered."""
+        more.  Copies of records that were cut off here do not count: a cut takes this back to where
+        it was made.  Nothing is noted of a log that is not tiered."""
         if self.is_tiered:
             self._remote_end = max(0, end_offset)
 
@@ -123,29 +124,24 @@ class Tiering(KeptSegments):
 
     # -- what may be copied ------------------------------------------------------------------------
 
-    def sealed_segments(self) -> list[SealedLog]:
-        """The local segments that may be copied, oldest first: sealed, and wholly below the last
-        stable offset.  Never the active one.  May wait for the disk."""
+    def sealed_segments(self, above: int = 0) -> list[SealedLog]:
+        """The local segments that may be copied and end above offset `above`, oldest first: sealed,
+        and wholly below the last stable offset.  Never the active one.  May wait for the disk."""
         with self._roll_lock:  # one that is being sealed has its indexes trimmed under it
             stable = int(self.kernel.last_stable_offset)
-            found = []
-            for segment in self._segments[:-1]:
-                size, end = segment.extent()
-                if end > stable:
-                    break
-                if size == 0:
-                    continue
-                found.append(
-                    SealedLog(
-                        segment=segment,
-                        base_offset=segment.base_offset,
-                        end_offset=end,
-                        size=size,
-                        max_timestamp=segment.max_timestamp,
-                        epochs=tuple(self._epochs.between(segment.base_offset, end)),
-                    )
-                )
-            return found
+            found = [(segment, *segment.extent()) for segment in self._segments[:-1]]
+        return [
+            SealedLog(
+                segment=segment,
+                base_offset=segment.base_offset,
+                end_offset=end,
+                size=size,
+                max_timestamp=segment.max_timestamp,
+                epochs=tuple(self._epochs.between(segment.base_offset, end)),
+            )
+            for segment, size, end in found
+            if size and above < end <= stable
+        ]
 
     def producers_at(self, offset: int) -> bytes:
         """The producer snapshot at `offset`, where a local segment begins or ends, as the bytes of
