@@ -1,5 +1,5 @@
-"""Kafka's broker, Spark's Kafka connector and Delta as jars: exact coordinates, checked sums, kept
-outside of the tree.
+"""Kafka's broker, Spark's Kafka connector, Delta and S3Proxy as jars: exact coordinates, checked
+sums, kept outside of the tree.
 
 Owns: jars.txt (a line for each jar: the set it belongs to, its coordinates, its SHA-256) and the
 folder that the jars are kept in ($KDIRECT_JARS, else kdirect/jars in the user's cache).  They are
@@ -28,7 +28,7 @@ class MissingJarsError(RuntimeError):
 
 
 def jars(kind: str) -> list[Path]:
-    """The jars of a set, `broker`, `connector` or `delta`; fetches what is missing.
+    """The jars of a set, `broker`, `connector`, `delta` or `s3proxy`; fetches what is missing.
     MissingJarsError when one cannot be had, RuntimeError when one has another sum."""
     wanted = _listed(kind)
     folder = home()
