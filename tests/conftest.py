@@ -25,7 +25,7 @@ from hypothesis import settings
 from tests import beside
 from tests.support import BrokerProcess, jars_module
 
-JARS = {"broker_jars", "connector_jars", "delta_jars"}
+JARS = {"broker_jars", "connector_jars", "delta_jars", "s3proxy_jars"}
 MAY_SKIP = ("needs root", "needs an RNIC")
 IN_CI = os.environ.get("CI", "").lower() not in ("", "0", "false")
 SEED = int(
@@ -161,6 +161,23 @@ def connector_jars() -> list[Path]:
 def delta_jars() -> list[Path]:
     """Delta's tables, for Spark."""
     return _jars("delta", "Delta's")
+
+
+@pytest.fixture(scope="session")
+def s3proxy_jars() -> list[Path]:
+    """A server that speaks S3 over a directory."""
+    return _jars("s3proxy", "S3Proxy's")
+
+
+@pytest.fixture(scope="session")
+def object_stores(
+    tmp_path_factory: pytest.TempPathFactory, s3proxy_jars: list[Path]
+) -> Iterator[Any]:
+    """`directory`, `s3` and `gcs`: a `tests.object_servers.Place` of each; take its `fresh()`."""
+    from tests import object_servers
+
+    with object_servers.running(tmp_path_factory.mktemp("objects"), s3proxy_jars) as places:
+        yield places
 
 
 @pytest.fixture

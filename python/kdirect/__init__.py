@@ -58,12 +58,16 @@ _ERRORS = (
     "NotEnoughReplicasAfterAppendError",
     "NotEnoughReplicasError",
     "NotLeaderError",
+    "ObjectNotFoundError",
     "OffsetNotAvailableError",
     "OffsetOutOfRangeError",
     "ProtocolError",
     "QueueFullError",
     "QueuePairError",
     "RdmaError",
+    "RemoteAccessError",
+    "RemoteStorageError",
+    "RemoteUnavailableError",
     "ReplicaNotAvailableError",
     "RevokedError",
     "ShimError",
@@ -84,6 +88,7 @@ _ERRORS = (
     "UnknownTopicError",
     "UnsupportedFormatError",
     "UnsupportedPlanError",
+    "UploadStoppedError",
 )
 _HOME |= dict.fromkeys(_ERRORS, "kdirect.errors")
 

@@ -210,6 +210,19 @@ def _doctor_parser(commands: _Commands) -> None:
     )
     doctor.add_argument("--device", default="", help="as rdma.device")
     doctor.add_argument("--gid-index", type=int, default=-1, help="as rdma.gid.index")
+    doctor.add_argument(
+        "--remote-storage",
+        default="",
+        metavar="URI",
+        help="an object store: put, read, list and delete an object there",
+    )
+    doctor.add_argument(
+        "--config",
+        default="",
+        metavar="FILE",
+        help="a broker's properties file, whose rsm.config.* go with --remote-storage"
+        " (default: credentials of the environment)",
+    )
     doctor.set_defaults(run=_doctor)
 
 
@@ -438,6 +451,16 @@ def _doctor(options: argparse.Namespace) -> int:
     from kdirect import doctor
 
     directories = [d.strip() for d in options.log_dirs.split(",") if d.strip()]
+    remote: dict[str, str] = {}
+    if options.config:
+        from kdirect.broker.config import read_properties
+
+        prefix = "rsm.config."
+        remote = {
+            name.removeprefix(prefix): str(value)
+            for name, value in read_properties(options.config).items()
+            if name.startswith(prefix)
+        }
     questions = doctor.Questions(
         options.broker,
         options.transport,
@@ -445,6 +468,8 @@ def _doctor(options: argparse.Namespace) -> int:
         options.device,
         options.gid_index,
         directories,
+        options.remote_storage,
+        remote,
     )
     return doctor.run(questions)
 

@@ -1,14 +1,15 @@
 """``kdirect doctor``: the whole path from the kernel to a data READ, step by step, and whether RDMA
 would be used.
 
-Owns: the order of the steps, their printing, and the verdict.  Every check of the RDMA device is
-`kdirect.rdma.verbs_preflight`'s; the choice of a transport towards a broker is the client's own
-(`Session.transport`), so that what is said here is what a client would do. Nothing imports this
+Owns: the order of the steps, their printing, and the verdict.  With --remote-storage, also whether
+an object store does what tiers ask of it (`kdirect.objects.proof`).  Every check of the RDMA device
+is `kdirect.rdma.verbs_preflight`'s; the choice of a transport towards a broker is the client's own
+(`Session.transport`), so that what is said here is what a client would do.  Nothing imports this
 module but the command line; it changes nothing and leaves nothing behind.
 
 Verdicts: ``ok``, ``NO`` (RDMA is not used because of it), ``note`` (worth knowing, decides
 nothing).  The exit status is 0 when the transport asked about would be used (`verbs`, unless
-another one is named), else 1.
+another one is named) and an object store that was named does all, else 1.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ import platform
 import re
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO
 
@@ -30,6 +31,7 @@ from kdirect.rdma import open_device, verbs_choice, verbs_preflight
 from kdirect.rdma.contract import Access, Memory
 
 OK, NO, NOTE = "ok", "NO", "note"
+REMOTE = "remote"  # what findings of the object store are about
 PING_BYTES = 4096
 PING_TIMEOUT_MS = 5000
 # Kernels that refuse to register writable shared mappings of files, and the file systems they
@@ -52,7 +54,8 @@ class Finding:
 class Questions:
     """What to look at.  `transport`: which one the exit status is about (`verbs` or `shm`; `auto`
     means verbs).  The rest as the options rdma.bind.address, rdma.device, rdma.gid.index;
-    `log_dirs` are a broker's, `bootstrap` a running broker's address or empty."""
+    `log_dirs` are a broker's, `bootstrap` a running broker's address or empty.  `remote_storage`:
+    the URI of an object store that is to be tried, `remote_config` its properties."""
 
     bootstrap: str = ""
     transport: str = "auto"
@@ -60,6 +63,8 @@ class Questions:
     device: str = ""
     gid_index: int = -1
     log_dirs: Sequence[str] = ()
+    remote_storage: str = ""
+    remote_config: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
 def run(questions: Questions, out: TextIO | None = None) -> int:
@@ -79,10 +84,13 @@ def run(questions: Questions, out: TextIO | None = None) -> int:
         if questions.bootstrap
         else "on this host (no broker was named: --broker HOST:PORT)"
     )
+    stored = REMOTE not in refused
+    if not stored:
+        print(f"\nthe object store cannot be used: {refused[REMOTE].detail}", file=stream)
     reason = refused.get(wanted)
     if reason is None:
         print(f"\n{wanted} would be used {where}", file=stream)
-        return 0
+        return 0 if stored else 1
     rest = [t for t in ("verbs", "shm", "tcp") if t != wanted and t not in refused]
     instead = f"transport=auto would take {rest[0]}" if rest else "no transport would work"
     if rest and rest[0] == "shm" and not questions.bootstrap:
@@ -122,6 +130,8 @@ def examine(questions: Questions) -> Iterator[tuple[str, Finding]]:
         )
     for directory in questions.log_dirs:
         yield "", log_directory(directory)
+    if questions.remote_storage:
+        yield from ((REMOTE, finding) for finding in remote_storage(questions))
     yield from _verbs(questions)
     yield "shm", shm()
     if questions.bootstrap:
@@ -221,6 +231,20 @@ def shm() -> Finding:
         OK,
         f"a READ of {PING_BYTES} bytes through this host's memory brought the right bytes",
     )
+
+
+# -- the object store ------------------------------------------------------------------------------
+def remote_storage(questions: Questions) -> Iterator[Finding]:
+    """A put, a ranged get, a list and a delete of an object of the doctor's own."""
+    from kdirect.objects import proof, store
+
+    try:
+        opened = store.ObjectStore(questions.remote_storage, questions.remote_config)
+    except KdirectError as e:
+        yield Finding("remote storage", NO, e.message, e.hint)
+        return
+    for step in proof.prove(opened):
+        yield Finding(step.step, OK if step.ok else NO, f"{opened.uri}: {step.detail}", step.hint)
 
 
 # -- the broker ------------------------------------------------------------------------------------

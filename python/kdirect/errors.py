@@ -174,6 +174,29 @@ class StoreLostError(KdirectError):
     retriable = True
 
 
+class RemoteStorageError(KdirectError):
+    """An object store cannot do what it was asked: no such bucket, no room, a damaged object, or a
+    request that it does not know."""
+
+
+class RemoteUnavailableError(RemoteStorageError):
+    """An object store did not answer, or answered that it is overloaded."""
+
+    retriable = True
+
+
+class RemoteAccessError(RemoteStorageError):
+    """An object store refuses access: credentials, a permission, the region or the clock."""
+
+
+class ObjectNotFoundError(RemoteStorageError):
+    """An object store has no object with that key."""
+
+
+class UploadStoppedError(RemoteStorageError):
+    """An upload was stopped by who began it; no object appeared."""
+
+
 class DataLossError(KdirectError):
     """Records that a query still had to read are gone (`failOnDataLoss`)."""
 

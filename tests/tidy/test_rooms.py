@@ -19,15 +19,16 @@ EVERYONE |= {"remote_options"}  # rows of `options`
 ARROWS = {
     "format": set(),
     "rdma": set(),
+    "objects": set(),
     "log": {"format"},
-    "client": {"format", "rdma", "wire"},
+    "client": {"format", "objects", "rdma", "wire"},
     "wire": {"format", "rdma"},
     "store": set(),
     "cluster": {"store"},
     "member": {"log", "format", "wire", "store", "cluster"},
     "state": {"client", "wire", "rdma", "format"},
     "workloads": {"state", "client", "format"},
-    "broker": {"log", "format", "rdma", "wire", "store", "cluster", "member"},
+    "broker": {"log", "format", "objects", "rdma", "wire", "store", "cluster", "member"},
     **dict.fromkeys(EVERYONE, EVERYONE),
 }
 
@@ -252,6 +253,7 @@ def test_the_stub_of_the_package_names_what_it_has() -> None:
         ("kafka", "python/kdirect/format/protocol.py"),
         ("pyverbs", "python/kdirect/rdma/verbs.py"),
         ("kazoo", "python/kdirect/store/zookeeper.py"),
+        ("botocore", "python/kdirect/objects/presigned.py"),
     ],
 )
 def test_a_library_is_imported_in_one_place(library: str, owner: str) -> None:
