@@ -21,7 +21,7 @@ from kdirect.errors import (
     UploadStoppedError,
 )
 from kdirect.objects import ObjectStore, store, uploads
-from tests.object_servers import CUT, LOST, SILENT, Gate, Place, Request
+from tests.object_servers import CUT, LOST, SECRET, SILENT, Gate, Place, Request
 from tests.support import wait_until
 
 KEY = "topic/0/a.kseg"
@@ -181,6 +181,16 @@ def test_an_answer_has_an_error_and_a_remedy(
             call()
         if error is not RemoteStorageError:
             assert type(caught.value) is error, caught.value
+
+
+def test_a_store_that_repeats_a_secret_is_not_quoted(gated: tuple[Gate, Place]) -> None:
+    gate, place = gated
+    gate.fault = lambda request: (400, f"Code{SECRET.replace('-', '_')}")
+    config = {**place.config, "secret_key": SECRET.replace("-", "_")}
+    with pytest.raises(RemoteStorageError) as caught:
+        ObjectStore(place.uri, config, attempts=1).put(KEY, 5, [b"hello"])
+    assert "Code***" in caught.value.message
+    assert config["secret_key"] not in f"{caught.value} {caught.value!r}"
 
 
 def test_no_permission_to_delete(gated: tuple[Gate, Place]) -> None:

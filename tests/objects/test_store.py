@@ -22,6 +22,7 @@ from kdirect.errors import (
     UploadStoppedError,
 )
 from kdirect.objects import ObjectStore, uploads
+from kdirect.objects.store import _FORKED
 from tests.object_servers import SECRET, Place
 
 SMALL = os.urandom(300_000)
@@ -227,10 +228,12 @@ def test_a_process_that_was_forked_has_connections_of_its_own(place: Place) -> N
     store = place.store()
     store.put("parent", 100, [SMALL[:100]])
     store.get("parent", 0, 10)
+    mine = store._in_process
     child = os.fork()
     if not child:
         try:
             assert bytes(store.get("parent", 0, 100)) == SMALL[:100]
+            assert store._in_process is not mine and mine in _FORKED
             store.put("child", 5, [b"child"])
             os._exit(0)
         finally:
@@ -330,6 +333,36 @@ def test_remains_in_a_directory_are_no_objects_and_go_after_a_day(directory: Pla
     assert keys(store) == [] and files(directory) == [partial]
     os.utime(partial, (time.time() - uploads.STALE_PARTIAL_S - 60,) * 2)
     assert keys(store) == [] == files(directory)
+
+
+def test_a_file_is_on_disk_with_its_name(directory: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+
+    def watched(name: str, path_of):
+        real = getattr(os, name)
+
+        def call(*arguments):
+            done.append(f"{name} {path_of(arguments[0])}")
+            return real(*arguments)
+
+        monkeypatch.setattr(os, name, call)
+
+    watched("fsync", lambda fd: Path(os.readlink(f"/proc/self/fd/{fd}")).name)
+    watched("rename", lambda path: Path(path).name)
+    directory.store().put("a/b", 5, [b"hello"])
+    [stored] = files(directory)
+    assert stored.name == "b"  # and nothing else is left
+    partial = done[-2].removeprefix("rename ")
+    assert uploads.is_partial(f"/{partial}")
+    root = Path(urlsplit(directory.uri).path)
+    # The folders that were made, each in its parent; the file; its name.
+    assert done == [
+        f"fsync {root.parent.name}",
+        f"fsync {root.name}",
+        f"fsync {partial}",
+        f"rename {partial}",
+        "fsync a",
+    ]
 
 
 def test_a_put_into_a_directory_that_fails_removes_what_it_wrote(directory: Place) -> None:

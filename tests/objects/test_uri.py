@@ -84,7 +84,7 @@ def test_properties() -> None:
     config = {"access_key": "AKIA", "secret_key": SECRET, "region": "eu-west-1"}
     parsed = parse("s3://bucket/a?region=us-east-1", config)
     assert parsed.settings == {"region": "eu-west-1"}  # the property counts
-    assert parsed.credentials == {"access_key": "AKIA", "secret_key": SECRET}
+    assert parsed.secrets == {"access_key": "AKIA", "secret_key": SECRET}
     assert SECRET not in f"{parsed!r} {parsed}"
 
 

@@ -62,17 +62,25 @@ def _s3(uri: StoreUri, limits: Limits) -> Any:
     settings = _typed(uri)
     if "region" not in settings and not os.environ.get("AWS_ENDPOINT_URL"):
         settings["region"] = region_of(uri)
-    return fs.S3FileSystem(
-        **settings,
-        **uri.credentials,
-        connect_timeout=limits.connect_timeout_s,
-        request_timeout=limits.request_timeout_s,
-        retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=limits.attempts),
-        # A small object is one PUT, and a write returns when its part is stored: memory stays
-        # bounded, and a write that failed is known to have.
-        allow_delayed_open=True,
-        background_writes=False,
-    )
+    try:
+        return fs.S3FileSystem(
+            **settings,
+            **uri.secrets,
+            connect_timeout=limits.connect_timeout_s,
+            request_timeout=limits.request_timeout_s,
+            retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=limits.attempts),
+            # A small object is one PUT, and a write returns when its part is stored: memory stays
+            # bounded, and a write that failed is known to have.
+            allow_delayed_open=True,
+            background_writes=False,
+        )
+    except TypeError:  # it names a parameter
+        import pyarrow
+
+        raise ConfigError(
+            f"pyarrow {pyarrow.__version__} is too old for {uri.text}",
+            hint="install a newer one: pip install -U pyarrow",
+        ) from None
 
 
 def _gcs(uri: StoreUri, limits: Limits) -> Any:
@@ -89,7 +97,7 @@ def _azure(uri: StoreUri) -> Any:
             f"{uri.text} names no account",
             hint="write abfs://container@account.dfs.core.windows.net/prefix",
         )
-    return fs.AzureFileSystem(host.partition(".")[0], **uri.settings, **uri.credentials)
+    return fs.AzureFileSystem(host.partition(".")[0], **uri.settings, **uri.secrets)
 
 
 def _hdfs(uri: StoreUri) -> Any:

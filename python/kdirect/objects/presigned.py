@@ -87,9 +87,9 @@ def _make_client(uri: StoreUri) -> Any:
         "s3",
         region_name=uri.settings.get("region") or region_of(uri),
         endpoint_url=f"{scheme}://{endpoint}" if endpoint else None,
-        aws_access_key_id=uri.credentials.get("access_key"),
-        aws_secret_access_key=uri.credentials.get("secret_key"),
-        aws_session_token=uri.credentials.get("session_token"),
+        aws_access_key_id=uri.secrets.get("access_key"),
+        aws_secret_access_key=uri.secrets.get("secret_key"),
+        aws_session_token=uri.secrets.get("session_token"),
         config=botocore.config.Config(
             signature_version="s3v4", s3={"addressing_style": "virtual" if virtual else "path"}
         ),

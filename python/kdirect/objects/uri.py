@@ -88,10 +88,6 @@ class StoreUri:
     secrets: Mapping[str, str] = field(repr=False)
     written: str = ""  # the scheme as it was written: abfs or abfss
 
-    @property
-    def credentials(self) -> Mapping[str, str]:
-        return self.secrets
-
 
 def parse(uri: str, properties: Mapping[str, str]) -> StoreUri:
     """ConfigError for a URI or a property that no store has."""
