@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import kdirect
-from kdirect import cli_cluster, cli_workload
+from kdirect import cli_cluster, cli_remote, cli_workload
 from kdirect.errors import ConfigError, KdirectError
 from kdirect.options import BROKER
 
@@ -72,6 +72,13 @@ def _parser() -> argparse.ArgumentParser:
         commands,
         client,
         _log_level_parser("info"),
+        connect=lambda options: kdirect.connect(_settings(options)),
+        pairs=_pairs,
+    )
+    cli_remote.add_commands(
+        commands,
+        client,
+        _log_level_parser("warning"),
         connect=lambda options: kdirect.connect(_settings(options)),
         pairs=_pairs,
     )

@@ -120,12 +120,12 @@ REMOTE_TOPIC_ROWS = (
            "Overrides log.local.retention.ms. Counts for tiered topics only, and may not be above "
            "retention.ms.", low=-2, synonym="log.local.retention.ms"),
     Option("remote.copy.lag.bytes", "bytes", 0,
-           "Copy a sealed segment only when so many bytes of the log come after it; 0 does not "
-           "wait, -1 waits as long as local.retention.bytes allows. With remote.copy.lag.ms, both "
-           "must be reached.", low=-1),
+           "Copy a sealed segment once so many bytes of the log come after it; 0 copies at once, "
+           "-1 takes local.retention.bytes. Either of this and remote.copy.lag.ms is enough; so to "
+           "wait for a time alone, set this to -1 (KIP-1241).", low=-1),
     Option("remote.copy.lag.ms", "ms", 0,
-           "Copy a sealed segment only when its newest record is this old; 0 does not wait, -1 "
-           "waits as long as local.retention.ms allows.", low=-1),
+           "Copy a sealed segment once its newest record is this old; 0 copies at once, -1 takes "
+           "local.retention.ms. Either of this and remote.copy.lag.bytes is enough.", low=-1),
     Option("remote.log.client.access", "enum", "inherit",
            "Whether clients may read this topic's objects themselves: as the broker's property of "
            "this name says (`inherit`), or never (`broker`).", choices=("inherit", "broker")),

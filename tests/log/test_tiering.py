@@ -688,7 +688,7 @@ def test_what_the_copier_is_told_of_lags(logs) -> None:
     assert config.with_overrides(TIERED).effective_copy_lag_ms == 0
     for own, ms, size in (
         ({"remote.copy.lag.ms": 5, "remote.copy.lag.bytes": 7}, 5, 7),
-        ({"remote.copy.lag.ms": -1, "remote.copy.lag.bytes": -1}, 0, 0),
+        ({"remote.copy.lag.ms": -1, "remote.copy.lag.bytes": -1}, -1, -1),
         ({"remote.copy.lag.ms": -1, "local.retention.ms": 9}, 9, 0),
         ({"remote.copy.lag.bytes": -1, "retention.bytes": 8}, 0, 8),
     ):

@@ -290,6 +290,12 @@ class Registry:
         self._create(topic)
         return topic
 
+    def restore(
+        self, name: str, topic_id: uuid.UUID, partitions: int, configs: Mapping[str, str]
+    ) -> None:
+        """Create a topic that was there before, under its id; errors as `create`."""
+        self._create(Topic(name, topic_id, partitions, dict(configs)))
+
     def _create(self, topic: Topic) -> None:
         self._remember(topic)
         try:

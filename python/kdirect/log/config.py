@@ -92,15 +92,17 @@ class LogConfig:
 
     @property
     def effective_copy_lag_ms(self) -> int:
-        """How old the newest record of a segment has to be before it is copied."""
+        """How old the newest record of a segment has to be before it is copied; -1: no age is
+        enough (KIP-1241)."""
         lag = self.remote_copy_lag_ms
-        return max(0, self.effective_local_retention_ms if lag < 0 else lag)
+        return self.effective_local_retention_ms if lag < 0 else lag
 
     @property
     def effective_copy_lag_bytes(self) -> int:
-        """How many bytes of the log have to come after a segment before it is copied."""
+        """How many bytes of the log have to come after a segment before it is copied; -1: no
+        number is enough."""
         lag = self.remote_copy_lag_bytes
-        return max(0, self.effective_local_bytes if lag < 0 else lag)
+        return self.effective_local_bytes if lag < 0 else lag
 
     @property
     def wants_remote(self) -> bool:

@@ -560,14 +560,13 @@ def local_log(partition: Partition) -> LocalLog:
 def tier_config(partition: Partition) -> TierConfig:
     """The settings of its topic."""
     config = partition.config
-    lag_ms, lag_bytes = config.remote_copy_lag_ms, config.remote_copy_lag_bytes
     return TierConfig(
         copies=config.remote_storage and not config.remote_copy_disable,
         deletes_all=not config.remote_storage and config.remote_delete_on_disable,
         retention_ms=config.retention_ms,
         retention_bytes=config.retention_bytes,
-        copy_lag_ms=lag_ms if lag_ms >= 0 else config.effective_local_retention_ms,
-        copy_lag_bytes=lag_bytes if lag_bytes >= 0 else config.effective_local_bytes,
+        copy_lag_ms=config.effective_copy_lag_ms,
+        copy_lag_bytes=config.effective_copy_lag_bytes,
     )
 
 
