@@ -259,6 +259,7 @@ $(VENV)/.installed: $(VENV)/.sources $(SOURCES) setup.py pyproject.toml $(VENV)/
 		$(PIP:install=wheel) -q --no-deps --no-build-isolation -w $(VENV)/wheel .; \
 		$(PIP) -c $(VENV)/constraints.txt \
 			"$$(echo $(VENV)/wheel/kdirect-*.whl)[spark,delta,dev,bench]"; \
+		$(PIP) -q --no-deps --force-reinstall $(VENV)/wheel/kdirect-*.whl; \
 		rm -r $(VENV)/wheel; \
 		touch $(VENV)/.dependencies; \
 	fi
