@@ -2,8 +2,8 @@
 
 The machine under test is `RemoteLog`.  Everything that it asks for is carried out here by chance:
 late, twice reported, half, or not at all; the broker dies at any moment, and an older leadership
-may go on for a while.  After every step the promises of tiered storage are checked against what really
-is in the store (`World.check`); in the end the faults stop, and everything has to settle
+may go on for a while.  After every step the promises of tiered storage are checked against what
+really is in the store (`World.check`); in the end the faults stop, and everything has to settle
 (`World.heal`).
 """
 

@@ -15,7 +15,7 @@ from tests.tidy.tree import PACKAGES, ROOT, ident, sources
 # pyproject.toml, where they hold for .py files; here they hold for compiled modules as well,
 # cimports included.
 EVERYONE = {"errors", "lazy_names", "model", "option_table", "options", "metrics", "machine"}
-EVERYONE |= {"remote_options"}  # rows of `options`
+EVERYONE |= {"remote_options", "failpoints"}  # rows of `options`; where tests end a process
 ARROWS = {
     "format": set(),
     "rdma": set(),

@@ -26,6 +26,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kdirect.errors import ClosedError, LogError, StorageFullError
+from kdirect.failpoints import reached
 from kdirect.log import checkpoint, producer_state
 from kdirect.log.ack_gate import AckGate
 from kdirect.log.clock import now_ms
@@ -491,7 +492,9 @@ class Rolling(Tiering):
                 segment.end_offset,
                 segment.size,
             )
+            reached("before a local deletion")
             segment.delete()
+            reached("after a local deletion")
         producer_state.delete_before(self.directory, self._bases[0])
         self._trim_epochs()
         self._disk.directory_changed = True

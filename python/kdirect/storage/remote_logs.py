@@ -45,7 +45,7 @@ from kdirect.log.partition import Partition
 from kdirect.objects import ObjectStore
 from kdirect.storage import remote_events as e
 from kdirect.storage.copy_rules import LocalLog, LocalSegment, TierConfig
-from kdirect.storage.failpoints import reached
+from kdirect.failpoints import reached
 from kdirect.storage.remote_log import Figures, RemoteLog
 from kdirect.storage.segment_states import Record
 from kdirect.storage.sweep import Known, Sweep
