@@ -25,6 +25,7 @@ ROOMS = {
     "log": "`Broker.statistics()`; sums over all partitions.",
     "broker": "`Broker.statistics()`. Those from `rdma_completions` on appear once an RDMA client "
     "has connected; they are sums over the transports.",
+    "storage": "`Broker.statistics()` of a broker with tiered storage (docs/tiered-storage.md).",
     "member": "`Broker.statistics()` of a member of a cluster.",
     "rdma": "`Device.statistics()` of each transport, at either end.",
     "producer": "`Producer.statistics()`; counters of the paths that the producer has used.",

@@ -173,7 +173,9 @@ class RemoteStorage:
     ) -> Future[list[memoryview]] | None:
         """Whole batches from the one that holds `offset` on, at most `max_bytes`, but at least one.
         None: too many reads wait."""
-        return self.reader.read(self._finder(partition), offset, max_bytes)
+        return self.reader.read(
+            self._finder(partition), offset, max_bytes, dense_from=partition.dense_from
+        )
 
     def find_time(self, partition: Partition, timestamp: int) -> Future[Any] | None:
         """(offset, timestamp) of the first remote record of that time or later, MAX_TIMESTAMP: of
@@ -189,7 +191,9 @@ class RemoteStorage:
             timestamp = newest
         if newest < timestamp:
             return None
-        return self.reader.find_time(self._finder(partition), timestamp, start)
+        return self.reader.find_time(
+            self._finder(partition), timestamp, start, dense_from=partition.dense_from
+        )
 
     def _finder(self, partition: Partition) -> Callable[[int], RemoteSegment | None]:
         where = (partition.topic_id, partition.topic_partition.partition)
