@@ -12,12 +12,35 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from typing_extensions import Buffer
+
 from kdirect.errors import ClosedError
 from kdirect.format.batch import iterate_batches
 from kdirect.format.lookup import find_record
 from kdirect.log.mapped import Walk, copy_bytes
 from kdirect.log.segment import Segment
 from kdirect.log.views import KernelView
+
+
+def first_in_batch(
+    data: Buffer,
+    batch: Walk,
+    where: str,
+    timestamp_ms: int,
+    start: int,
+    max_plain_batch_bytes: int,
+) -> tuple[int, int] | None:
+    """(offset, timestamp) of the first record of one batch whose timestamp is `timestamp_ms` or
+    later, at `start` or higher; the last offset and the time of its header where no record has what
+    the header promises."""
+    found = find_record(
+        data, where, timestamp_ms, start, max_decompressed_bytes=max_plain_batch_bytes
+    )
+    if found is None and batch.base_offset >= start:
+        header = next(iterate_batches(data, check_crc=False))
+        if header.records_count > 0 and not header.is_control:
+            found = batch.next_offset - 1, header.max_timestamp
+    return found
 
 
 def first_at(
@@ -40,18 +63,14 @@ def first_at(
         try:
             batch: Walk | None = None
             while (batch := segment.batch_for_timestamp(timestamp_ms, start, batch)).size:
-                at, size, base_offset, next_offset, _ = batch
+                at, size, base_offset, _, _ = batch
                 if base_offset >= view.high_watermark:
                     return None
                 data = copy_bytes(segment.address + at, size)
                 where = f"{name} offset {base_offset}"
-                found = find_record(
-                    data, where, timestamp_ms, start, max_decompressed_bytes=max_plain_batch_bytes
+                found = first_in_batch(
+                    data, batch, where, timestamp_ms, start, max_plain_batch_bytes
                 )
-                if found is None and base_offset >= start:
-                    header = next(iterate_batches(data, check_crc=False))
-                    if header.records_count > 0 and not header.is_control:
-                        found = next_offset - 1, header.max_timestamp
                 if found is not None:
                     return found if found[0] < view.high_watermark else None
                 # Only markers, or none since compaction, or its largest timestamp was that of a
