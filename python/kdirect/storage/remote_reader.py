@@ -1,0 +1,391 @@
+"""`RemoteReader`: records out of remote segments.
+
+Owns: which requests are made of the object store, and when; the order of everything between a
+question and its answer; what is counted.  Questions come from any thread, an event loop as well:
+they are put into a queue (`reader_threads`), and the answer is a future.  Bytes that are handed on
+have been checked (`segment_walk`); an object that is damaged is an error that names it.
+
+Requests: indexes come with one ranged GET of the object's tail, whose place is in the metadata, and
+stay in files (`index_cache`); the log's bytes come in chunks of 1 MiB, which are kept in memory
+(`chunk_cache`) and are read ahead for who reads on (`read_ahead`), into the next segment as well.
+No object is read whole, none is listed.
+
+`find(offset)` is the caller's: the remote segment that holds an offset, or where none does, the
+next one; None where there is no more.  It is called on the threads of the reader.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from kdirect.errors import (
+    ClosedError,
+    CorruptObjectError,
+    FormatError,
+    ObjectNotFoundError,
+    OffsetOutOfRangeError,
+    RemoteStorageError,
+)
+from kdirect.format.remote_metadata import RemoteSegment
+from kdirect.format.segment_files import AbortedTransaction
+from kdirect.format.segment_object import (
+    needs,
+    parse_custom_metadata,
+    parse_tail,
+    require_identity,
+)
+from kdirect.log.time_lookup import first_in_batch
+from kdirect.objects.store import ObjectStore
+from kdirect.storage.chunk_cache import CHUNK_BYTES, Chunk, ChunkCache
+from kdirect.storage.index_cache import IndexCache, Sections
+from kdirect.storage.read_ahead import ReadAhead
+from kdirect.storage.reader_threads import ReaderThreads
+from kdirect.storage.segment_indexes import SegmentIndexes
+from kdirect.storage.segment_walk import ANY_TIME, SegmentWalk
+from kdirect.storage.throttle import UNLIMITED, Throttle
+from kdirect.storage.upload import identity_of, key_of
+
+Find = Callable[[int], RemoteSegment | None]
+_Result = TypeVar("_Result")
+# Of the end of an object, where nobody says where its tail is.
+_GUESSED_TAIL = 64 << 10
+_LARGEST_PLAIN_BATCH = 1 << 30
+
+
+class RemoteReader:
+    """The remote segments of one cluster, read from `store`.  Life: construct, which looks at the
+    files of `index_directory`; ask; `close`, which waits for nothing."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        *,
+        cluster_id: str,
+        index_directory: Path,
+        index_bytes: int,
+        chunk_bytes: int,
+        threads: int = 10,
+        max_pending: int = 100,
+        bytes_per_second: int = UNLIMITED,
+        max_plain_batch_bytes: int = _LARGEST_PLAIN_BATCH,
+    ) -> None:
+        self._store = store
+        self._cluster_id = cluster_id
+        self._indexes = IndexCache(index_directory, index_bytes)
+        self._chunks = ChunkCache(chunk_bytes)
+        self.throttle = Throttle(bytes_per_second)
+        self._max_plain_batch_bytes = max_plain_batch_bytes
+        self._threads = ReaderThreads(threads, max_pending)
+        self._read_ahead = ReadAhead()
+        self._counted = threading.Lock()
+        self._counts = dict.fromkeys(
+            (
+                "remote_fetch_requests",
+                "remote_fetch_refused",
+                "remote_fetch_errors",
+                "remote_fetch_bytes",
+                "remote_get_requests",
+                "remote_get_errors",
+                "remote_get_bytes",
+            ),
+            0,
+        )
+
+    # -- questions ---------------------------------------------------------------------------------
+
+    def read(
+        self,
+        find: Find,
+        offset: int,
+        max_bytes: int,
+        *,
+        at_least_one: bool = True,
+        dense_from: int = 0,
+    ) -> Future[list[memoryview]] | None:
+        """Whole record batches from the one that holds `offset` on, at most `max_bytes`, out of one
+        segment; with `at_least_one`, the first one however long it is.  None: the queue is full.
+
+        Below `dense_from` offsets may be missing: where compaction has removed the rest of a
+        segment, the next one is read, and the answer is empty if there is none.  CorruptObjectError
+        when the first batch is damaged; what is sound before a damaged one is handed on.  An object
+        that is gone is looked up once more.  OffsetOutOfRangeError when no segment has the offset.
+        """
+        return self._ask(lambda: self._read(find, offset, max_bytes, at_least_one, dense_from))
+
+    def find_time(
+        self, find: Find, timestamp_ms: int, start_offset: int, *, dense_from: int = 0
+    ) -> Future[tuple[int, int] | None] | None:
+        """(offset, timestamp) of the first record of `timestamp_ms` or later at `start_offset` or
+        higher, or None.  None in place of a future: the queue is full."""
+        return self._ask(lambda: self._find_time(find, timestamp_ms, start_offset, dense_from))
+
+    def aborted(
+        self, segment: RemoteSegment, start: int, end: int
+    ) -> Future[list[AbortedTransaction]] | None:
+        """Aborted transactions of a segment with records in [`start`, `end`).  None: the queue is
+        full."""
+        return self._ask(lambda: self._aborted(segment, start, end))
+
+    def forget(self, segment: RemoteSegment) -> None:
+        """It is gone: keep nothing of it.  It unlinks files."""
+        self._chunks.forget(segment.segment_id)
+        self._indexes.remove(segment.segment_id)
+
+    def close(self) -> None:
+        """Answers that are not there yet are ClosedErrors.  Threads that the store keeps waiting
+        are left to themselves."""
+        self._threads.close()
+
+    def statistics(self) -> dict[str, int]:
+        with self._counted:
+            counts = dict(self._counts)
+        return {
+            **counts,
+            "remote_reader_queue": self._threads.queue_length,
+            **self._chunks.statistics(),
+            **self._indexes.statistics(),
+        }
+
+    def _ask(self, task: Callable[[], _Result]) -> Future[_Result] | None:
+        self._count("remote_fetch_requests", 1)
+        answer = self._threads.submit(lambda: self._answer(task))
+        if answer is None:
+            self._count("remote_fetch_refused", 1)
+        return answer
+
+    def _answer(self, task: Callable[[], _Result]) -> _Result:
+        try:
+            return task()
+        except BaseException:
+            self._count("remote_fetch_errors", 1)
+            raise
+
+    def _count(self, name: str, n: int) -> None:
+        with self._counted:
+            self._counts[name] += n
+
+    # -- answers -----------------------------------------------------------------------------------
+
+    def _read(
+        self, find: Find, offset: int, max_bytes: int, at_least_one: bool, dense_from: int
+    ) -> list[memoryview]:
+        segment = find(offset)
+        if segment is None or dense_from <= offset < segment.base_offset:
+            raise OffsetOutOfRangeError(
+                f"no remote segment holds offset {offset}",
+                hint="it was deleted, or is not copied yet: ask for the log's start",
+            )
+        while segment is not None:
+            read = partial(self._read_one, find, offset, max_bytes, at_least_one, dense_from)
+            out, segment = self._again_if_gone(segment, partial(find, offset), read)
+            if out is not None:
+                self._count("remote_fetch_bytes", sum(map(len, out)))
+                return out
+            # Compaction has removed the rest of it.
+            offset = segment.end_offset
+            segment = find(offset)
+        return []
+
+    def _again_if_gone(
+        self,
+        segment: RemoteSegment,
+        find: Callable[[], RemoteSegment | None],
+        task: Callable[[RemoteSegment], _Result],
+    ) -> tuple[_Result, RemoteSegment]:
+        """What `task` returns, and of which segment: when its object is gone, of the one that
+        `find` gives then."""
+        try:
+            return task(segment), segment
+        except ObjectNotFoundError:
+            self.forget(segment)
+            fresh = find()
+            if fresh is None or fresh.segment_id == segment.segment_id:
+                raise
+        return task(fresh), fresh
+
+    def _read_one(
+        self,
+        find: Find,
+        offset: int,
+        max_bytes: int,
+        at_least_one: bool,
+        dense_from: int,
+        segment: RemoteSegment,
+    ) -> list[memoryview] | None:
+        """None when nothing is left in the segment."""
+        walk = self._walk(segment, offset, dense_from)
+        log = (segment.topic_id, segment.partition)
+        first, last = (
+            min(at, segment.size - 1) // CHUNK_BYTES
+            for at in (walk.position, walk.position + max(max_bytes, 1) - 1)
+        )
+        depth = self._read_ahead.depth(log, offset)
+        self._ahead(find, segment, first + 1, last - first + depth)
+        if walk.find(ANY_TIME, offset) is None:
+            return None
+        out = walk.take(max_bytes, at_least_one=at_least_one)
+        if out:
+            last = (walk.position - 1) // CHUNK_BYTES
+            chunk = (segment.segment_id, last)
+            self._read_ahead.ended(log, offset, walk.next_offset, chunk)
+        return out
+
+    def _find_time(
+        self, find: Find, timestamp_ms: int, start_offset: int, dense_from: int
+    ) -> tuple[int, int] | None:
+        offset = start_offset
+        while (segment := find(offset)) is not None:
+            if segment.max_timestamp_ms >= timestamp_ms:
+                look = partial(self._find_time_in, timestamp_ms, start_offset, dense_from)
+                found, segment = self._again_if_gone(segment, partial(find, offset), look)
+                if found is not None:
+                    return found
+            offset = segment.end_offset
+        return None
+
+    def _find_time_in(
+        self, timestamp_ms: int, start_offset: int, dense_from: int, segment: RemoteSegment
+    ) -> tuple[int, int] | None:
+        indexes = self._indexes_of(segment)
+        late = max(indexes.offset_before(timestamp_ms), start_offset)
+        walk = self._walk(segment, late, dense_from)
+        while (batch := walk.find(timestamp_ms, start_offset)) is not None:
+            found = first_in_batch(
+                walk.batch(),
+                batch,
+                f"{self._where(segment)} offset {batch.base_offset}",
+                timestamp_ms,
+                start_offset,
+                self._max_plain_batch_bytes,
+            )
+            if found is not None:
+                return found
+            walk.skip()
+        return None
+
+    def _aborted(self, segment: RemoteSegment, start: int, end: int) -> list[AbortedTransaction]:
+        if segment.txn_index_empty:
+            return []
+        return self._indexes_of(segment).aborted(start, end)
+
+    # -- what of an object is here -----------------------------------------------------------------
+
+    def _walk(self, segment: RemoteSegment, offset: int, dense_from: int) -> SegmentWalk:
+        return SegmentWalk(
+            segment,
+            self._indexes_of(segment),
+            self._where(segment),
+            partial(self._chunk, segment),
+            offset,
+            dense_from,
+        )
+
+    def _indexes_of(self, segment: RemoteSegment) -> SegmentIndexes:
+        try:
+            return self._indexes.get(segment, lambda: self._get_indexes(segment))
+        except FormatError as e:
+            raise CorruptObjectError(f"{self._where(segment)}: {e.message}", hint=e.hint) from e
+
+    def _chunk(self, segment: RemoteSegment, number: int) -> Chunk:
+        return self._chunks.get(
+            (segment.segment_id, number), lambda: self._get_chunk(segment, number)
+        )
+
+    def _ahead(self, find: Find, segment: RemoteSegment, first: int, count: int) -> None:
+        """Have `count` chunks from `first` on read while somebody else has nothing to do, and the
+        rest of them from the next segment."""
+        for number in range(first, first + count):
+            if number * CHUNK_BYTES >= segment.size:
+                rest = partial(self._ahead_next, find, segment, first + count - number)
+                self._threads.ahead((segment.segment_id, "next"), rest)
+                return
+            key = (segment.segment_id, number)
+            if key in self._chunks:
+                continue
+            if not self._chunks.has_room_ahead(CHUNK_BYTES):
+                return
+            load = partial(self._get_chunk, segment, number)
+            if not self._threads.ahead(key, partial(self._chunks.get_ahead, key, load)):
+                return
+
+    def _ahead_next(self, find: Find, segment: RemoteSegment, count: int) -> None:
+        following = find(segment.end_offset)
+        if following is not None:
+            position, _ = self._indexes_of(following).locate(segment.end_offset)
+            self._ahead(find, following, position // CHUNK_BYTES, count)
+
+    # -- requests ----------------------------------------------------------------------------------
+
+    def _get_chunk(self, segment: RemoteSegment, number: int) -> Chunk:
+        position = number * CHUNK_BYTES
+        length = min(CHUNK_BYTES, segment.size - position)
+        return Chunk(self._get(segment, position, length))
+
+    def _get_indexes(self, segment: RemoteSegment) -> Sections:
+        """The tail of an object, by one GET if its place is known, and its indexes."""
+        custom = parse_custom_metadata(segment.custom)
+        if custom is not None and custom.tail is not None:
+            size, wanted = custom.tail.object_bytes, custom.tail.length
+        else:
+            found = self._store.size(self._key(segment))
+            if found is None:
+                raise ObjectNotFoundError(
+                    f"{self._where(segment)} is not there",
+                    hint="it was deleted, or never stored: `kdirect remote verify` tells",
+                )
+            size, wanted = found, min(found, _GUESSED_TAIL)
+        tail = self._get(segment, size - wanted, wanted)
+        while (wanted := needs(tail, size)) > len(tail):
+            tail = self._get(segment, size - wanted, wanted)
+        facts, sections = parse_tail(tail, size)
+        require_identity(facts, identity_of(segment, self._cluster_id), segment.base_offset)
+        if (facts.log_bytes, facts.end_offset) != (segment.size, segment.end_offset):
+            raise CorruptObjectError(
+                f"it has {facts.log_bytes} bytes of log up to offset {facts.end_offset}, and its"
+                f" metadata says {segment.size} up to {segment.end_offset}",
+                hint="`kdirect remote verify` compares all objects with the metadata",
+            )
+        return sections
+
+    def _get(self, segment: RemoteSegment, position: int, length: int) -> memoryview:
+        """One ranged GET."""
+        self.throttle.take(length, lambda: self._threads.closed)
+        if self._threads.closed:
+            raise ClosedError("the reader of remote segments is closed")
+        self._count("remote_get_requests", 1)
+        try:
+            data = memoryview(self._store.get(self._key(segment), position, length)).cast("B")
+        except RemoteStorageError as e:
+            self._count("remote_get_errors", 1)
+            if type(e) is RemoteStorageError:
+                self._require_whole(segment, position + length)
+            raise
+        self._count("remote_get_bytes", len(data))
+        return data
+
+    def _require_whole(self, segment: RemoteSegment, end: int) -> None:
+        """CorruptObjectError when an object ends before `end`."""
+        size = self._store.size(self._key(segment))
+        if size is not None and size < end:
+            raise CorruptObjectError(
+                f"{self._where(segment)} has {size} bytes, and its metadata says at least {end}",
+                hint="the object was cut: restore it from a good copy",
+            )
+
+    # -- names -------------------------------------------------------------------------------------
+
+    def _key(self, segment: RemoteSegment) -> str:
+        return key_of(segment, self._cluster_id)
+
+    def _where(self, segment: RemoteSegment) -> str:
+        """The object, for messages."""
+        uri = self._store.uri.partition("?")[0].rstrip("/")
+        return f"{uri}/{self._key(segment)}"
+
+
+__all__ = ["Find", "RemoteReader"]
