@@ -40,42 +40,17 @@ def add_commands(
     verbs = remote.add_subparsers(title="commands", metavar="COMMAND")
     ls = verbs.add_parser("ls", parents=[client], help="list the remote segments of a topic")
     ls.add_argument("topic")
-    ls.add_argument("--partition", type=int)
     ls.set_defaults(run=lambda options: _ls(options, connect(options)))
-    verify = verbs.add_parser(
-        "verify",
-        parents=[client],
-        help="check every object against metadata, checksums and batches",
-        description="Reads every byte. Exit status 1 when something is damaged or missing.",
-    )
-    verify.add_argument("topic", nargs="?", help="default: all topics")
-    verify.add_argument("--partition", type=int)
+    verify = _verify_parser(verbs, client)
     verify.set_defaults(run=lambda options: _verify(options, connect(options), pairs))
-    sweep = verbs.add_parser(
-        "sweep", parents=[client], help="delete objects of this cluster that nobody owns"
-    )
-    sweep.add_argument("--dry-run", action="store_true", help="only list them")
-    sweep.add_argument("--age-ms", type=int, help="default: remote.orphan.age.ms of the broker")
+    sweep = _sweep_parser(verbs, client)
     sweep.set_defaults(run=lambda options: _sweep(options, connect(options), pairs))
-    rebuild = verbs.add_parser(
-        "rebuild",
-        parents=[common],
-        help="make the log directories of a broker that has lost everything",
-        description="Reads the broker's properties, lists the store and reads the footers. The"
-        " broker must not run, and its log directories must be empty.",
-    )
-    rebuild.add_argument("--config", metavar="FILE", help="the broker's properties file")
-    rebuild.add_argument("--cluster-id", help="default: the only one in the store")
+    rebuild = _rebuild_parser(verbs, common)
     rebuild.set_defaults(run=lambda options: _rebuild(options, pairs))
-    inspect = commands.add_parser(
-        "inspect",
-        parents=[common],
-        help="show and check one object of remote storage",
-        description="Exit status 1 when it is damaged.",
-    )
-    inspect.add_argument("uri", help="the URI of the object, or the path of a file")
-    inspect.add_argument("--no-check", action="store_true", help="read the footer only")
+    inspect = _inspect_parser(commands, common)
     inspect.set_defaults(run=lambda options: _inspect(options, pairs))
+    for parser in (ls, verify):
+        parser.add_argument("--partition", type=int)
     for parser in (verify, sweep):
         parser.add_argument("--store", metavar="URI", help="default: the broker's")
     for parser in (verify, sweep, rebuild, inspect):
@@ -85,6 +60,51 @@ def add_commands(
         )  # fmt: skip
     for parser in (ls, verify, sweep, rebuild, inspect):
         parser.add_argument("--json", action="store_true", help="one JSON object a line")
+
+
+def _verify_parser(verbs: Any, client: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = verbs.add_parser(
+        "verify",
+        parents=[client],
+        help="check every object against metadata, checksums and batches",
+        description="Reads every byte. Exit status 1 when something is damaged or missing.",
+    )
+    parser.add_argument("topic", nargs="?", help="default: all topics")
+    return parser
+
+
+def _sweep_parser(verbs: Any, client: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = verbs.add_parser(
+        "sweep", parents=[client], help="delete objects of this cluster that nobody owns"
+    )
+    parser.add_argument("--dry-run", action="store_true", help="only list them")
+    parser.add_argument("--age-ms", type=int, help="default: remote.orphan.age.ms of the broker")
+    return parser
+
+
+def _rebuild_parser(verbs: Any, common: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = verbs.add_parser(
+        "rebuild",
+        parents=[common],
+        help="make the log directories of a broker that has lost everything",
+        description="Reads the broker's properties, lists the store and reads the footers. The"
+        " broker must not run, and its log directories must be empty.",
+    )
+    parser.add_argument("--config", metavar="FILE", help="the broker's properties file")
+    parser.add_argument("--cluster-id", help="default: the only one in the store")
+    return parser
+
+
+def _inspect_parser(commands: Any, common: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "inspect",
+        parents=[common],
+        help="show and check one object of remote storage",
+        description="Exit status 1 when it is damaged.",
+    )
+    parser.add_argument("uri", help="the URI of the object, or the path of a file")
+    parser.add_argument("--no-check", action="store_true", help="read the footer only")
+    return parser
 
 
 # -- what the metadata says ------------------------------------------------------------------------
@@ -107,9 +127,10 @@ def _partitions(session: Any) -> dict[Any, Any]:
         consumer.assign(dict.fromkeys(tps, EARLIEST_OFFSET))
         while any(consumer.position(tp) < ends[tp] for tp in tps):
             message = consumer.poll(0.2)
-            if message is None or message.value() is None:
+            value = None if message is None else message.value()
+            if value is None:
                 continue
-            record = parse_record(message.value())
+            record = parse_record(value)
             key = (record.topic_id, record.partition)
             found.setdefault(key, PartitionMetadata()).apply(record)
     return found
@@ -164,7 +185,7 @@ def _credentials(given: dict[str, str]) -> dict[str, str]:
 
 
 def _store(options: argparse.Namespace, session: Any, pairs: Pairs) -> Any:
-    from kdirect.objects import ObjectStore
+    from kdirect.objects.store import ObjectStore
 
     uri = options.store or _broker_config(session, "remote.log.storage.uri")
     if not uri:
@@ -193,9 +214,10 @@ def _verify(options: argparse.Namespace, session: Any, pairs: Pairs) -> int:
         findings = _findings(store, segment, key)
         checked += 1
         damaged += bool(findings)
-        for finding in findings or [None]:
-            if finding is not None or options.json:
-                _show(options, key=key, finding=finding)
+        for finding in findings:
+            _show(options, key=key, finding=finding)
+        if options.json and not findings:
+            _show(options, key=key, finding=None)
     print(f"{checked} objects, {damaged} damaged", file=sys.stderr)
     return 1 if damaged else 0
 
@@ -263,7 +285,7 @@ def _known(session: Any) -> tuple[str, set[Any], set[Any]]:
 def _rebuild(options: argparse.Namespace, pairs: Pairs) -> int:
     from kdirect.broker.config import BrokerConfig, read_properties
     from kdirect.broker.rebuilding import rebuild
-    from kdirect.objects import ObjectStore
+    from kdirect.objects.store import ObjectStore
     from kdirect.storage.rebuild import read_objects
 
     properties: dict[str, Any] = dict(read_properties(options.config)) if options.config else {}
@@ -314,7 +336,7 @@ def _inspect(options: argparse.Namespace, pairs: Pairs) -> int:
 
     from kdirect.format.object_check import check_object, read_footer
     from kdirect.format.segment_object import Section
-    from kdirect.objects import ObjectStore
+    from kdirect.objects.store import ObjectStore
 
     uri = options.uri if "://" in options.uri else Path(options.uri).absolute().as_uri()
     folder, _, name = uri.partition("?")[0].rpartition("/")

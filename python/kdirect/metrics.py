@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kdirect.remote_metrics import REMOTE_ROWS
+
 
 @dataclass(frozen=True, slots=True)
 class Metric:
@@ -27,7 +29,6 @@ ROOMS = {
     "has connected; they are sums over the transports.",
     "storage": "`Broker.statistics()` of a broker with tiered storage (docs/tiered-storage.md).",
     "member": "`Broker.statistics()` of a member of a cluster.",
-    "storage": "`Broker.statistics()` of a broker with tiered storage.",
     "rdma": "`Device.statistics()` of each transport, at either end.",
     "producer": "`Producer.statistics()`; counters of the paths that the producer has used.",
     "consumer": "`Consumer.statistics()`; counters of the paths that the consumer has used.",
@@ -644,23 +645,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("watermark", "time", "slash", "The time below which all windows were emitted."),
     Metric("block_live_bytes", "bytes", "memory", "Memory of decoded batches in use."),
     Metric("block_retained_bytes", "bytes", "memory", "Memory kept for later batches."),
-    Metric("remote_fetch_requests", "requests", "storage", "Reads and lookups there."),
-    Metric("remote_fetch_refused", "requests", "storage", "Those that found the queue full."),
-    Metric("remote_fetch_errors", "requests", "storage", "Those that failed."),
-    Metric("remote_fetch_bytes", "bytes", "storage", "Record batches that they brought."),
-    Metric("remote_get_requests", "requests", "storage", "Ranged GETs for reads and lookups."),
-    Metric("remote_get_errors", "requests", "storage", "GETs that failed."),
-    Metric("remote_get_bytes", "bytes", "storage", "Bytes that they brought."),
-    Metric("remote_reader_queue", "requests", "storage", "Those that wait for a thread."),
-    Metric("remote_chunk_hits", "chunks", "storage", "Chunks of logs that were in memory."),
-    Metric("remote_chunk_misses", "chunks", "storage", "Chunks that were not there yet."),
-    Metric("remote_chunk_bytes", "bytes", "storage", "Bytes of the chunks in memory."),
-    Metric("remote_chunks_ahead", "chunks", "storage", "Chunks that were read ahead."),
-    Metric("remote_chunks_unused", "chunks", "storage", "Those dropped unread."),
-    Metric("remote_index_hits", "segments", "storage", "Indexes that were at hand."),
-    Metric("remote_index_misses", "segments", "storage", "Indexes that were fetched."),
-    Metric("remote_index_damaged", "segments", "storage", "Indexes with damaged files."),
-    Metric("remote_index_bytes", "bytes", "storage", "Files of indexes."),
+    *(Metric(name, unit, "storage", help) for name, unit, help in REMOTE_ROWS),
 )
 
 

@@ -15,7 +15,8 @@ from tests.tidy.tree import PACKAGES, ROOT, ident, sources
 # pyproject.toml, where they hold for .py files; here they hold for compiled modules as well,
 # cimports included.
 EVERYONE = {"errors", "lazy_names", "model", "option_table", "options", "metrics", "machine"}
-EVERYONE |= {"remote_options", "failpoints"}  # rows of `options`; where tests end a process
+EVERYONE |= {"remote_options", "remote_metrics"}  # rows of `options` and `metrics`
+EVERYONE |= {"failpoints"}
 ARROWS = {
     "format": set(),
     "rdma": set(),
@@ -28,7 +29,18 @@ ARROWS = {
     "member": {"log", "format", "wire", "store", "cluster"},
     "state": {"client", "wire", "rdma", "format"},
     "workloads": {"state", "client", "format"},
-    "broker": {"log", "format", "objects", "rdma", "wire", "store", "cluster", "member"},
+    "storage": {"log", "format", "objects"},
+    "broker": {
+        "log",
+        "format",
+        "objects",
+        "rdma",
+        "storage",
+        "wire",
+        "store",
+        "cluster",
+        "member",
+    },
     **dict.fromkeys(EVERYONE, EVERYONE),
 }
 

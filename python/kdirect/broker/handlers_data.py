@@ -416,9 +416,10 @@ class DataHandlers(LookupHandlers):
     ) -> Fetched | None:
         index, committed_only = x.partition, reader.committed_only
         try:
-            partition = self._to_read(reader, name, x)
-            if isinstance(partition, Fetched):
-                return partition
+            to_read = self._to_read(reader, name, x)
+            if isinstance(to_read, Fetched):
+                return to_read
+            partition = to_read
             high_watermark = partition.high_watermark
             stable = partition.last_stable_offset
             start = partition.log_start_offset

@@ -1,7 +1,7 @@
 """Log directories made of what an object store knows: a broker that has lost everything.
 
 Runs while no broker does.  The directories have to be empty; when this ends, they hold the topics
-of the store, with their ids and properties, whose logs begin behind what is tiered, the metadata of
+of the store, with their ids and properties, whose logs begin after what is tiered, the metadata of
 every remote segment, and the identity of the cluster.  A broker that starts on them serves every
 tiered record and appends behind the last.
 
@@ -89,7 +89,7 @@ def _make_topic(registry: Registry, topic: RebuiltTopic, report: Report) -> None
 
 
 def _start_behind(partition: Partition, found: RebuiltPartition) -> None:
-    """The log goes on behind what is tiered."""
+    """The log goes on after what is tiered."""
     partition.start_over(
         found.end_offset,
         log_start=found.log_start_offset,

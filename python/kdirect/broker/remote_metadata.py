@@ -20,6 +20,7 @@ import uuid
 import zlib
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
+from functools import partial
 from typing import Any
 
 from kdirect.broker.appends import Appends
@@ -35,6 +36,7 @@ from kdirect.format.remote_metadata import (
     record_key,
 )
 from kdirect.log.clock import now_ms
+from kdirect.log.partition import Partition
 from kdirect.storage.remote_logs import PartitionId
 from kdirect.storage.segment_states import PartitionMetadata, Record
 from kdirect.storage.sweep import Known
@@ -205,17 +207,7 @@ class RemoteMetadata:
 
     async def _append(self, some: list[tuple[Record, Done]]) -> list[bool]:
         """Append the records in their order, and bring them to the disk."""
-        futures = []
-        for record, _ in some:
-            row = (record_key(record), pack_record(record))
-            where = (record.topic_id, record.partition)
-            futures.append(
-                self._state.change(
-                    lambda count, where=where: metadata_partition(where, count),  # type: ignore[misc]
-                    [row],
-                    lambda record=record: self.table.take(record),  # type: ignore[misc]
-                )
-            )
+        futures = [self._change(record) for record, _ in some]
         outcomes = []
         partitions = set()
         for future in futures:
@@ -234,6 +226,14 @@ class RemoteMetadata:
             log.error("metadata of remote segments is not on disk: %s", e)
             return [False] * len(outcomes)
         return outcomes
+
+    def _change(self, record: Record) -> asyncio.Future[Partition | None]:
+        """Append one record, then take it."""
+        where = (record.topic_id, record.partition)
+        row = (record_key(record), pack_record(record))
+        return self._state.change(
+            partial(metadata_partition, where), [row], partial(self.table.take, record)
+        )
 
     def close(self) -> None:
         """Nothing is written any more."""

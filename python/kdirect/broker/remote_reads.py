@@ -12,24 +12,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kdirect.broker.failures import explain
-from kdirect.broker.remote_requests import RemoteRead, Times
+from kdirect.broker.remote_requests import RemoteRead, RemoteRecords, Times
 from kdirect.errors import TimedOutError
 from kdirect.format.datapath import Fetched
 from kdirect.format.protocol import ErrorCode
 from kdirect.log.partition import Partition
 from kdirect.model import TopicPartition
 
-if TYPE_CHECKING:
-    from kdirect.broker.remote_storage import RemoteStorage
-
 
 class RemoteReads:
     """See the module."""
 
-    def __init__(self, remote: RemoteStorage, *, wait_s: float, lookup_s: float) -> None:
+    def __init__(self, remote: RemoteRecords, *, wait_s: float, lookup_s: float) -> None:
         self._remote = remote
         self._wait_s = wait_s
         self._lookup_s = lookup_s
@@ -40,16 +37,16 @@ class RemoteReads:
         """Put what the store brings in time in place of each `RemoteRead`, at most `room` bytes in
         all but a batch for each; nothing where it brings nothing in time."""
         places = [
-            (name, fetched, i, found.buffers)
+            (name, fetched, i, one.buffers)
             for name, fetched in topics
-            for i, found in enumerate(fetched)
-            if isinstance(found.buffers, RemoteRead)
+            for i, one in enumerate(fetched)
+            if isinstance(one.buffers, RemoteRead)
         ]
         share = max(1, room // len(places))
-        futures = []
+        futures: list[asyncio.Future[Any] | None] = []
         for _, _, _, read in places:
-            future = self._remote.read(read.partition, read.offset, min(share, read.limit))
-            futures.append(None if future is None else asyncio.wrap_future(future))
+            found = self._remote.read(read.partition, read.offset, min(share, read.limit))
+            futures.append(None if found is None else asyncio.wrap_future(found))
         under_way = [future for future in futures if future is not None]
         wait_s = self._wait_s if under_way else min(max_wait_s, self._wait_s)
         if under_way:

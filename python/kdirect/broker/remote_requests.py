@@ -1,10 +1,11 @@
 """What the handlers of Fetch and ListOffsets say of remote storage, and what answers them.  Values
-and one interface: a broker without tiered storage loads nothing more of it."""
+and interfaces: a broker without tiered storage loads nothing more of it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Protocol, TypeAlias
+from concurrent.futures import Future
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from kdirect.format.datapath import Fetched
 from kdirect.log.partition import Partition
@@ -24,6 +25,24 @@ class RemoteRead(NamedTuple):
     partition: Partition
     offset: int
     limit: int
+
+
+class RemoteRecords(Protocol):
+    """What is in remote storage, for `RemoteReads`; `kdirect.broker.remote_storage`.  None in place
+    of a future: too many reads wait.  Any thread."""
+
+    def read(
+        self, partition: Partition, offset: int, max_bytes: int, /
+    ) -> Future[list[memoryview]] | None:
+        """Whole batches from the one that holds `offset` on, at most `max_bytes`, but at least
+        one."""
+
+    def find_time(self, partition: Partition, timestamp: int, /) -> Future[Any] | None:
+        """(offset, timestamp) of the first remote record of that time or later, MAX_TIMESTAMP: of
+        the largest.  None also where only the local log can have it."""
+
+    def end_offset(self, partition: Partition, /) -> int:
+        """The offset after the last one in remote storage, -1: there is none."""
 
 
 class RemoteAnswers(Protocol):

@@ -31,7 +31,7 @@ from kdirect.broker.topics import Registry, Topic
 from kdirect.format.remote_metadata import RemotePartitionDelete, RemoteSegment
 from kdirect.log.manager import LogManager
 from kdirect.log.partition import Partition
-from kdirect.objects import ObjectStore
+from kdirect.objects.store import ObjectStore
 from kdirect.storage.remote_logs import PartitionId, RemoteLogs, RemoteSettings
 from kdirect.storage.remote_reader import RemoteReader
 from kdirect.storage.segment_states import Record
@@ -239,6 +239,7 @@ class RemoteStorage:
             "remote_delete_lag_segments": sum(f.delete_lag_segments for f in figures),
             "remote_metadata_count": sum(f.metadata_count for f in figures),
             "remote_bytes": sum(f.remote_bytes for f in figures),
+            **self.reader.statistics(),
         }
 
     def end_offset(self, partition: Partition) -> int:

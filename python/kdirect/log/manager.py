@@ -80,13 +80,11 @@ class LogManager:
         self.cluster_id = cluster_id or ""
         self.replicated = replicated
         self.offline: dict[Path, str] = {}  # directories that have failed, and why
-        # What was in them, as far as known, with the ids of the topics.
-        self.lost: dict[TopicPartition, uuid.UUID | None] = {}
+        self.lost: dict[TopicPartition, uuid.UUID | None] = {}  # in them, with ids of topics
         # A directory has failed; a partition could not be written for lack of room.  Any thread.
         self.on_failed: Callable[[Path], None] = lambda directory: None
         self.on_full: Callable[[Partition], None] = lambda partition: None
-        # A partition is new, or has another configuration.  Any thread.
-        self.on_changed: Callable[[Partition], None] = lambda partition: None
+        self.on_changed: Callable[[Partition], None] = lambda new_or_configured: None
         self.partitions: dict[TopicPartition, Partition] = {}
         self._wanted_cluster_id = cluster_id
         self._adopts = False
@@ -254,8 +252,7 @@ class LogManager:
                 f"what was recovered in {directory} cannot be synced: {e}", hint="check the disk"
             ) from e
         if clean:
-            # From the first append on it is not true any more.
-            marker.unlink()
+            marker.unlink()  # from the first append on it is not true any more
             checkpoint.sync_directory(directory)
         if loaded:
             log.info(
@@ -313,8 +310,7 @@ class LogManager:
                 recovery_point=recovery_point,
                 log_start_offset=None if lost_start else log_start_offset,
                 lost_start=lost_start,
-                # Alone, this broker is the only replica, and all that was found is on disk before
-                # anybody reads it, so all of it may be read.
+                # Alone, this is the only replica: all that was found, which is on disk, may be read.
                 high_watermark=high_watermark if self.replicated else None,
                 files=files,
                 unsynced=unsynced,
@@ -627,7 +623,7 @@ class LogManager:
         )
 
     def _checkpoint_starts(self, directory: Path) -> None:
-        """Return when the log starts of one directory are on disk, as they are now.  OSError."""
+        """Bring the log starts of one directory to the disk, as they are now.  OSError."""
         with self._checkpoint_lock:
             if directory in self.offline:
                 raise OSError(errno.EIO, "the log directory has failed", str(directory))

@@ -30,7 +30,7 @@ from kdirect.format.segment_object import (
     parse_tail,
     require_identity,
 )
-from kdirect.objects import ObjectInfo, ObjectStore
+from kdirect.objects.store import ObjectInfo, ObjectStore
 from kdirect.storage.topic_section import TopicSection, parse_topic
 
 TAIL_GUESS_BYTES = 64 << 10
@@ -157,11 +157,12 @@ def _chain(objects: list[_Found]) -> Iterator[_Found]:
     ordered = sorted(objects, key=lambda x: (x.footer.base_offset, x.footer.end_offset))
     runs: list[list[_Found]] = []
     while ordered:
-        run = [_best(ordered, ordered[0].footer.base_offset)]
-        while (following := _best(ordered, run[-1].footer.end_offset)) is not None:
+        run: list[_Found] = []
+        end = ordered[0].footer.base_offset
+        while (following := _best(ordered, end)) is not None:
             run.append(following)
-        runs.append([x for x in run if x is not None])
-        end = runs[-1][-1].footer.end_offset
+            end = following.footer.end_offset
+        runs.append(run)
         ordered = [x for x in ordered if x.footer.base_offset > end]
     yield from max(runs, key=lambda run: (run[-1].footer.leader_epoch, run[-1].footer.end_offset))
 

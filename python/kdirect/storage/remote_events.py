@@ -124,3 +124,18 @@ class Forget(NamedTuple):
 
 
 Effect: TypeAlias = Write | Put | Check | Delete | MoveLogStart | Tiered | LookAgain | Forget
+
+
+# -- figures ---------------------------------------------------------------------------------------
+
+
+class Figures(NamedTuple):
+    """What metrics tell of one partition: bytes and segments that are sealed and not copied, those
+    whose deletion is not finished, segments with metadata, bytes of log in the store."""
+
+    copy_lag_bytes: int
+    copy_lag_segments: int
+    delete_lag_bytes: int
+    delete_lag_segments: int
+    metadata_count: int
+    remote_bytes: int

@@ -60,7 +60,6 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from kdirect.format.remote_metadata import (
     PartitionDeleteState,
@@ -90,6 +89,7 @@ from kdirect.storage.remote_events import (
     DeleteEnded,
     Effect,
     Event,
+    Figures,
     Forget,
     Found,
     Loaded,
@@ -137,18 +137,6 @@ class _Held:
     @property
     def is_idle(self) -> bool:
         return not self.busy and self.writing is None
-
-
-class Figures(NamedTuple):
-    """What metrics tell of one partition: bytes and segments that are sealed and not copied, those
-    whose deletion is not finished, segments with metadata, bytes of log in the store."""
-
-    copy_lag_bytes: int
-    copy_lag_segments: int
-    delete_lag_bytes: int
-    delete_lag_segments: int
-    metadata_count: int
-    remote_bytes: int
 
 
 class RemoteLog:
@@ -520,7 +508,7 @@ class RemoteLog:
             self._count(segment)
 
     def _count_again(self) -> None:
-        """The log has another history than before: it leads anew, or it has a new epoch."""
+        """The log has another history than before: it leads again, or it has a new epoch."""
         self.segments.clear()
         self._aside.clear()
         for held in self._held.values():

@@ -39,14 +39,15 @@ from kdirect.errors import (
     ObjectNotFoundError,
     UnsupportedFormatError,
 )
+from kdirect.failpoints import reached
 from kdirect.format.remote_metadata import RemoteSegment
 from kdirect.format.segment_object import TailPlace, needs, parse_footer, require_identity
 from kdirect.log.partition import Partition
-from kdirect.objects import ObjectStore
+from kdirect.objects.store import ObjectStore
 from kdirect.storage import remote_events as e
 from kdirect.storage.copy_rules import LocalLog, LocalSegment, TierConfig
-from kdirect.failpoints import reached
-from kdirect.storage.remote_log import Figures, RemoteLog
+from kdirect.storage.remote_events import Figures
+from kdirect.storage.remote_log import RemoteLog
 from kdirect.storage.segment_states import Record
 from kdirect.storage.sweep import Known, Sweep
 from kdirect.storage.throttle import UNLIMITED, Throttle

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import NamedTuple
 
 from kdirect.format.segment_object import SegmentIdentity, parse_key
-from kdirect.objects import ObjectInfo, ObjectStore
+from kdirect.objects.store import ObjectInfo, ObjectStore
 
 
 class Orphan(NamedTuple):

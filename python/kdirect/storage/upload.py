@@ -24,7 +24,7 @@ from kdirect.format.segment_object import (
 )
 from kdirect.log.scan import scan_segment
 from kdirect.log.tiering import SealedLog
-from kdirect.objects import ObjectStore
+from kdirect.objects.store import ObjectStore
 from kdirect.storage.throttle import Throttle
 from kdirect.storage.topic_section import TopicSection
 
