@@ -16,7 +16,7 @@ from typing import Any
 
 from kdirect.broker.failures import explain
 from kdirect.broker.remote_requests import RemoteRead, RemoteRecords, Times
-from kdirect.errors import TimedOutError
+from kdirect.errors import OffsetOutOfRangeError, RemoteStorageError, TimedOutError
 from kdirect.format.datapath import Fetched
 from kdirect.format.protocol import ErrorCode
 from kdirect.log.partition import Partition
@@ -72,6 +72,12 @@ class RemoteReads:
         start = read.partition.log_start_offset
         if read.offset < start:  # it was deleted meanwhile
             return found._replace(error=ErrorCode.OFFSET_OUT_OF_RANGE, log_start_offset=start)
+        if isinstance(error, OffsetOutOfRangeError):  # it is there, or the log is damaged
+            error = RemoteStorageError(
+                f"no metadata names a remote segment with offset {read.offset} of"
+                f" {name}-{found.partition}",
+                hint="compare kdirect remote ls with the objects; kdirect remote rebuild reads them",
+            )
         code = explain(error, f"remote read of {name}-{found.partition}")[0]
         return found._replace(error=code)
 

@@ -310,7 +310,7 @@ class LogManager:
                 recovery_point=recovery_point,
                 log_start_offset=None if lost_start else log_start_offset,
                 lost_start=lost_start,
-                # Alone, this is the only replica: all that was found, which is on disk, may be read.
+                # Alone, this is the only replica: all that was found is on disk, and may be read.
                 high_watermark=high_watermark if self.replicated else None,
                 files=files,
                 unsynced=unsynced,
