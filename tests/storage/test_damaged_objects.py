@@ -4,7 +4,6 @@ it."""
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,9 +16,8 @@ from kdirect.format.batch import iterate_batches
 from kdirect.format.remote_metadata import RemoteSegment
 from kdirect.storage.remote_reader import RemoteReader
 from tests.log.conftest import make_batch, stamped
-from tests.storage.tiered import Tiers, got
+from tests.storage.tiered import NOW, Tiers, got, large_batch
 
-NOW = int(time.time() * 1000)
 EPOCHS = ((3, 0), (4, 20), (7, 41))
 
 
@@ -146,7 +144,7 @@ def test_a_damaged_length_brings_no_whole_object(tmp_path: Path) -> None:
     tiers = Tiers(tmp_path)
     log, end = b"", 0
     while len(log) < 12 << 20:
-        log += stamped(make_batch(1, value_bytes=100_000, timestamp_ms=NOW), end)
+        log += large_batch(1, 100_000, end)
         end += 1
     (second, *_) = list(iterate_batches(log))[1:2]
     damaged = bytearray(log)

@@ -6,6 +6,8 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -23,9 +25,8 @@ from kdirect.format.segment_files import AbortedTransaction
 from kdirect.log.partition import Partition
 from kdirect.storage.chunk_cache import CHUNK_BYTES
 from tests.log.conftest import make_batch, stamped
-from tests.storage.tiered import Tiers, got, read
+from tests.storage.tiered import NOW, Tiers, got, large_batch, read
 
-NOW = int(time.time() * 1000)
 Open = Callable[..., Partition]
 
 
@@ -77,7 +78,7 @@ def test_every_offset_is_what_the_log_has(tiers: Tiers, open_partition: Open, se
 def big_log(rng: random.Random, sizes: list[int], base: int = 0) -> tuple[bytes, int]:
     out = []
     for size in sizes:
-        out.append(stamped(make_batch(2, value_bytes=size // 2, timestamp_ms=NOW), base))
+        out.append(large_batch(2, size // 2, base))
         base += 2
     return b"".join(out), base
 
@@ -90,10 +91,10 @@ def test_batches_that_lie_in_several_chunks(tiers: Tiers, seed: int) -> None:
     for left in (1, 11, 12, 13, 60, 61, 62):
         gap = -len(log) % CHUNK_BYTES - left
         gap += CHUNK_BYTES if gap < 1000 else 0
-        one = len(make_batch(1, value_bytes=gap, timestamp_ms=NOW))
-        log += stamped(make_batch(1, value_bytes=2 * gap - one, timestamp_ms=NOW), end)
+        log += large_batch(1, 2 * gap - len(large_batch(1, gap, 0)), end)
         end += 1
-        log += stamped(make_batch(1, value_bytes=300, timestamp_ms=NOW), end)
+        assert -len(log) % CHUNK_BYTES == left
+        log += large_batch(1, 300, end)
         end += 1
     tiers.add(log, 0, end)
     batches = list(iterate_batches(log))
@@ -233,6 +234,25 @@ def test_an_object_that_is_gone_is_looked_up_once_more(tiers: Tiers, open_partit
         assert list(rest) == []
 
 
+def test_records_that_no_segment_has(tiers: Tiers) -> None:
+    """They are not passed over: what comes after them is not what was asked for."""
+    log, end = big_log(random.Random(10), [1000] * 10)
+    last = list(iterate_batches(log))[-1]
+    lacking = tiers.add(log[: last.position], 0, end)
+    after, after_end = big_log(random.Random(11), [1000] * 10, end)
+    tiers.add(after, end, after_end)
+    later, later_end = big_log(random.Random(12), [1000] * 10, after_end + 5)
+    tiers.add(later, after_end + 5, later_end)
+    reader = tiers.reader()
+    assert read(reader, tiers, last.base_offset - 1, 5000).next == last.base_offset
+    with pytest.raises(CorruptObjectError, match=f"{tiers.path(lacking).name}.*is missing"):
+        read(reader, tiers, last.base_offset, 1000)
+    for offset in (after_end, later_end):
+        with pytest.raises(OffsetOutOfRangeError):
+            read(reader, tiers, offset, 1000)
+    assert read(reader, tiers, after_end + 5, 1000).first == after_end + 5
+
+
 def test_a_cut_object_is_named(tiers: Tiers) -> None:
     log, end = big_log(random.Random(3), [400_000] * 6)
     segment = tiers.add(log, 0, end)
@@ -251,6 +271,14 @@ def test_another_segments_object_is_named(tiers: Tiers, open_partition: Open) ->
     tiers.path(first).write_bytes(tiers.path(second).read_bytes())
     with pytest.raises(CorruptObjectError, match=f"{tiers.path(first).name}.*another"):
         tiers.reader().read(lambda _: first, 0, 1000).result(30)
+
+
+@pytest.mark.parametrize("wrong", [{"size": 1000}, {"end_offset": 19}])
+def test_an_object_that_contradicts_its_metadata(tiers: Tiers, wrong: dict[str, int]) -> None:
+    log, end = big_log(random.Random(13), [1000] * 10)
+    segment = replace(tiers.add(log, 0, end), **wrong)
+    with pytest.raises(CorruptObjectError, match=f"{tiers.path(segment).name}.*metadata says"):
+        tiers.reader().read(lambda _: segment, 0, 1000).result(30)
 
 
 def test_a_full_queue_and_a_store_that_hangs(tiers: Tiers) -> None:
@@ -318,8 +346,8 @@ def test_who_reads_on_finds_chunks_that_were_read_ahead(tiers: Tiers) -> None:
     offset, grown = 0, []
     while offset < end:
         before = len(tiers.handler.gets)
-        offset = read(reader, tiers, offset, 256_000).next
-        grown.append(settled(tiers, 0.03) - before)
+        offset = read(reader, tiers, offset, 520_000).next
+        grown.append(settled(tiers, 0.02) - before)
     # Everything came once: the tails, and each chunk.
     assert len(tiers.handler.gets) == len(set(tiers.handler.gets)) == 4 + chunks
     assert max(grown) > 3
@@ -355,3 +383,34 @@ def test_the_throttle_holds(tiers: Tiers) -> None:
     read(reader, tiers, 0, len(log))
     took = time.monotonic() - started
     assert 0.25 < took < 5
+
+
+def test_many_readers_and_little_room(tiers: Tiers, seed: int) -> None:
+    """Readers here and there and one after another, in caches that hold next to nothing."""
+    rng, end, logs = random.Random(seed), 0, []
+    for _ in range(4):
+        log, after = big_log(rng, [rng.randrange(1000, 300_000) for _ in range(20)], end)
+        tiers.add(log, end, after, interval=50_000)
+        logs.append((end, log))
+        end = after
+    starts = {
+        info.base_offset: (log, info.position) for _, log in logs for info in iterate_batches(log)
+    }
+    reader = tiers.reader(threads=6, chunk_bytes=3 * CHUNK_BYTES, index_bytes=600)
+
+    def run(seed: int) -> None:
+        own = random.Random(seed)
+        offset = own.randrange(end)
+        for _ in range(60):
+            found = read(reader, tiers, offset, own.choice([1, 5000, 500_000, 3_000_000]))
+            log, at = starts[found.first]
+            assert found.first <= offset < found.next
+            assert found.data == log[at : at + len(found.data)]
+            offset = found.next if own.random() < 0.8 and found.next < end else own.randrange(end)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(run, range(seed, seed + 8)))
+    counts = reader.statistics()
+    assert counts["remote_chunk_bytes"] <= 3 * CHUNK_BYTES
+    assert counts["remote_index_bytes"] <= 600
+    assert counts["remote_fetch_errors"] == 0

@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 from pyarrow import fs
 
-from kdirect.format.batch import crc32c, iterate_batches
+from kdirect.format.batch import crc32c, iterate_batches, stamp
 from kdirect.format.ids import encode_id
+from kdirect.format.record_list import encode_records
 from kdirect.format.remote_metadata import RemoteSegment, SegmentState
 from kdirect.format.segment_files import (
     AbortedTransaction,
@@ -41,7 +42,16 @@ from kdirect.storage.remote_segments import RemoteSegments
 
 CLUSTER = "cluster"
 TOPIC_ID = uuid.UUID(int=5)
+NOW = int(time.time() * 1000)
 Faults = Callable[[str, int, int], bytes | None]
+
+
+def large_batch(records: int, value_bytes: int, offset: int) -> bytes:
+    """A batch as a log keeps it, made faster than by a Kafka client."""
+    value = bytes([offset % 251]) * value_bytes
+    data = bytearray(encode_records([(b"k", value, None, NOW)] * records))
+    stamp(data, offset, 0)
+    return bytes(data)
 
 
 class _File:
@@ -118,9 +128,10 @@ class StoreHandler(fs.FSSpecHandler):
 
 
 class Tiers:
-    """The store, what lies in it, and readers of it."""
+    """The store, what lies in it, and readers of it.  With a `store` that is given, the handler has
+    nothing to do with it."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, store: ObjectStore | None = None) -> None:
         self.directory = directory / "store"
         self.directory.mkdir()
         self.cache_directory = directory / "remote-log-index-cache"
@@ -128,6 +139,8 @@ class Tiers:
         uri = f"file://{self.directory}"
         self.plain = ObjectStore(uri)
         self.store = ObjectStore(uri, filesystem=fs.PyFileSystem(self.handler))
+        if store is not None:
+            self.plain = self.store = store
         self.segments = RemoteSegments()
         self._readers: list[RemoteReader] = []
 

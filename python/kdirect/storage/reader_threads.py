@@ -111,31 +111,26 @@ class ReaderThreads:
         return None
 
     def _choose(self) -> Callable[[], object] | None:
-        if self._wanted:
+        while self._wanted:
             future, task = self._wanted.popleft()
-            return lambda: self._keep_promise(future, task)
+            if future.set_running_or_notify_cancel():
+                return lambda: self._keep_promise(future, task)
+            self._promised.discard(future)
         if self._ahead and self._busy < self._count - 1:
             ahead = self._ahead.popitem(last=False)[1]
             return lambda: _try_ahead(ahead)
         return None
 
     def _keep_promise(self, future: Future[Any], task: Callable[[], Any]) -> None:
-        try:
-            if not future.set_running_or_notify_cancel():
-                return
+        with contextlib.suppress(InvalidStateError):  # it was closed meanwhile
             try:
                 result = task()
             except BaseException as e:
-                with contextlib.suppress(InvalidStateError):  # it was closed meanwhile
-                    future.set_exception(e)
+                future.set_exception(e)
             else:
-                with contextlib.suppress(InvalidStateError):
-                    future.set_result(result)
-        except InvalidStateError:
-            pass
-        finally:
-            with self._changed:
-                self._promised.discard(future)
+                future.set_result(result)
+        with self._changed:
+            self._promised.discard(future)
 
 
 def _try_ahead(task: Callable[[], object]) -> None:
