@@ -223,8 +223,11 @@ def test_an_object_that_is_gone_is_looked_up_once_more(tiers: Tiers, open_partit
     reader = tiers.reader()
     found = reader.read(lambda _: next(answers), 5, 1000).result(30)
     assert got(found).data == local(p, 5, 1000)
+    later = replace(again, base_offset=6)
     for find, error in (
         ([segment, segment], ObjectNotFoundError),
+        ([segment, later], ObjectNotFoundError),
+        ([later], OffsetOutOfRangeError),
         ([segment, None], ObjectNotFoundError),
         ([None], OffsetOutOfRangeError),
     ):
@@ -248,8 +251,9 @@ def test_records_that_no_segment_has(tiers: Tiers) -> None:
     with pytest.raises(CorruptObjectError, match=f"{tiers.path(lacking).name}.*is missing"):
         read(reader, tiers, last.base_offset, 1000)
     for offset in (after_end, later_end):
-        with pytest.raises(OffsetOutOfRangeError):
-            read(reader, tiers, offset, 1000)
+        for dense_from in (0, later_end):
+            with pytest.raises(OffsetOutOfRangeError):
+                read(reader, tiers, offset, 1000, dense_from=dense_from)
     assert read(reader, tiers, after_end + 5, 1000).first == after_end + 5
 
 

@@ -174,21 +174,21 @@ class RemoteReader:
     def _read(
         self, find: Find, offset: int, max_bytes: int, at_least_one: bool, dense_from: int
     ) -> list[memoryview]:
-        segment = find(offset)
-        if segment is None or dense_from <= offset < segment.base_offset:
+        segment = _holding(find, offset)
+        if segment is None:
             raise OffsetOutOfRangeError(
                 f"no remote segment holds offset {offset}",
                 hint="it was deleted, or is not copied yet: ask for the log's start",
             )
         while segment is not None:
             read = partial(self._read_one, find, offset, max_bytes, at_least_one, dense_from)
-            out, segment = self._again_if_gone(segment, partial(find, offset), read)
+            out, segment = self._again_if_gone(segment, partial(_holding, find, offset), read)
             if out is not None:
                 self._count("remote_fetch_bytes", sum(map(len, out)))
                 return out
             # Compaction has removed the rest of it.
             offset = segment.end_offset
-            segment = find(offset)
+            segment = _holding(find, offset)
         return []
 
     def _again_if_gone(
@@ -386,6 +386,13 @@ class RemoteReader:
         """The object, for messages."""
         uri = self._store.uri.partition("?")[0].rstrip("/")
         return f"{uri}/{self._key(segment)}"
+
+
+def _holding(find: Find, offset: int) -> RemoteSegment | None:
+    """The segment that holds an offset.  Compaction leaves gaps within segments and never between
+    them: what begins later is not what was asked for."""
+    found = find(offset)
+    return None if found is None or found.base_offset > offset else found
 
 
 __all__ = ["Find", "RemoteReader"]
