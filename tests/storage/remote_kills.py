@@ -79,7 +79,10 @@ class Process:
         )
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
-        self.address = line.split()[-1] if line else ""
+        if not line:
+            said = (directory / "broker.log").read_text()[-3000:]
+            raise AssertionError(f"the broker does not start: {said}")
+        self.address = line.split()[-1]
 
     @property
     def is_alive(self) -> bool:

@@ -76,7 +76,7 @@ class RemoteReads:
             error = RemoteStorageError(
                 f"no metadata names a remote segment with offset {read.offset} of"
                 f" {name}-{found.partition}",
-                hint="compare kdirect remote ls with the objects; kdirect remote rebuild reads them",
+                hint="compare kdirect remote ls with the objects of the store",
             )
         code = explain(error, f"remote read of {name}-{found.partition}")[0]
         return found._replace(error=code)
