@@ -93,7 +93,11 @@ class RemoteStorage:
             copy_rate=config["remote.log.manager.copy.max.bytes.per.second"],
         )
         self.logs = RemoteLogs(
-            self.store, self.metadata, settings, partition_count=self._partition_count
+            self.store,
+            self.metadata,
+            settings,
+            partition_count=self._partition_count,
+            deleted=lambda segment: self.reader.forget(segment),
         )
         self.reader = RemoteReader(
             self.store,
@@ -107,6 +111,7 @@ class RemoteStorage:
         )
         for record in self.metadata.records():
             self.logs.apply(record)
+        self.reader.retain(self.metadata.known(self._logs.cluster_id).segments)
         self.metadata.told = self._told
         self._logs.on_changed = self.partition_changed
         for partition in list(self._logs.partitions.values()):

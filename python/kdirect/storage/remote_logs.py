@@ -115,7 +115,8 @@ class RemoteCounters:
 
 class RemoteLogs:
     """See the module.  Life: construct, `apply` what is in the metadata, `lead` partitions,
-    `close`.  Any thread may call.  `partition_count(topic)`: how many a topic has."""
+    `close`.  Any thread may call.  `partition_count(topic)`: how many a topic has.  `deleted`
+    is called, on a thread, for each segment whose object is gone."""
 
     def __init__(
         self,
@@ -124,6 +125,7 @@ class RemoteLogs:
         settings: RemoteSettings,
         *,
         partition_count: Callable[[str], int],
+        deleted: Callable[[RemoteSegment], None] = lambda segment: None,
         time_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
         self.store = store
@@ -133,6 +135,7 @@ class RemoteLogs:
         self._metadata = metadata
         self._time_ms = time_ms
         self._partition_count = partition_count
+        self._deleted = deleted
         self._logs: dict[PartitionId, _Log] = {}
         self._lock = threading.Lock()  # of the dictionary
         self._copiers = ThreadPoolExecutor(settings.copiers, "kdirect-remote-copy")
@@ -434,6 +437,8 @@ class RemoteLogs:
             self._complain(f"deletion in {self.store.uri}", error)
             done = False
         reached("after the DELETE")
+        if done:
+            self._deleted(segment)
         self._tell(found, e.DeleteEnded(segment.segment_id, done))
 
     def _move_log_start(self, found: _Log, offset: int) -> None:

@@ -17,7 +17,8 @@ next one; None where there is no more.  It is called on the threads of the reade
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+import uuid
+from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
@@ -135,6 +136,10 @@ class RemoteReader:
         """It is gone: keep nothing of it.  It unlinks files."""
         self._chunks.forget(segment.segment_id)
         self._indexes.remove(segment.segment_id)
+
+    def retain(self, segment_ids: Collection[uuid.UUID]) -> None:
+        """After a start: keep the files of these segments only."""
+        self._indexes.retain(segment_ids)
 
     def close(self) -> None:
         """Answers that are not there yet are ClosedErrors.  Threads that the store keeps waiting

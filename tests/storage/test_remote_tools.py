@@ -1,0 +1,223 @@
+"""`kdirect remote` and `kdirect inspect`, and a broker that has lost everything."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import confluent_kafka
+import pytest
+from confluent_kafka.admin import ConfigResource, OffsetSpec
+
+from kdirect.cli import main
+from tests.object_servers import Place
+from tests.storage.tiered_broker import TOPIC, TieredBroker, properties, tiered_broker
+
+RECORDS = 2000
+NOBODYS = "AAAAAAAAAAAAAAAAAAAAAQ.kseg"
+
+
+@pytest.fixture(params=["directory", "s3"])
+def place(request: Any, object_stores: Any) -> Place:
+    found: Place = object_stores[request.param].fresh()
+    return found
+
+
+@pytest.fixture
+def tiers(place: Place, tmp_path: Path) -> Iterator[TieredBroker]:
+    with tiered_broker(place, tmp_path / "log") as found:
+        found.create()
+        found.produce(0, RECORDS)
+        found.settle()
+        yield found
+
+
+def credentials(place: Place) -> list[str]:
+    return [x for n, v in place.config.items() for x in ("--set", f"rsm.config.{n}={v}")]
+
+
+def run(capsys: Any, *arguments: str) -> tuple[int, list[dict[str, Any]], str]:
+    """(exit status, what was printed as JSON, what was said)."""
+    capsys.readouterr()
+    status = main([*arguments, "--json"])
+    out, said = capsys.readouterr()
+    return status, [json.loads(line) for line in out.splitlines()], said
+
+
+def test_ls_lists_the_segments(tiers: TieredBroker, capsys: Any) -> None:
+    status, rows, _ = run(capsys, "remote", "ls", TOPIC, "--broker", tiers.address)
+    assert status == 0 and len(rows) == len(tiers.objects())
+    assert rows[0]["base_offset"] == 0
+    assert [r["base_offset"] for r in rows[1:]] == [r["end_offset"] for r in rows[:-1]]
+    assert {r["state"] for r in rows} == {"COPY_SEGMENT_FINISHED"}
+    status, rows, _ = run(
+        capsys, "remote", "ls", TOPIC, "--partition", "7", "--broker", tiers.address
+    )
+    assert status == 0 and not rows
+
+
+def test_verify_names_what_is_damaged(tiers: TieredBroker, capsys: Any) -> None:
+    options = ["--broker", tiers.address, *credentials(tiers.place)]
+    status, rows, said = run(capsys, "remote", "verify", *options)
+    assert status == 0 and len(rows) == len(tiers.objects()) and "0 damaged" in said
+    store, keys = tiers.place.store(), tiers.objects()
+    data = bytearray(store.get(keys[0], 0, store.size(keys[0]) or 0))
+    data[100] ^= 1
+    store.delete(keys[0])
+    store.put(keys[0], len(data), [bytes(data)])
+    store.delete(keys[1])
+    status, rows, said = run(capsys, "remote", "verify", TOPIC, *options)
+    named = {row["key"]: row["finding"] for row in rows if row["finding"]}
+    assert status == 1 and set(named) == {keys[0], keys[1]} and "2 damaged" in said
+
+
+def test_sweep_takes_orphans_only(tiers: TieredBroker, capsys: Any) -> None:
+    store, keys = tiers.place.store(), tiers.objects()
+    orphan = keys[0][: -len(NOBODYS)] + NOBODYS
+    cluster, rest = keys[0].split("/", 1)
+    foreign = [
+        f"another-cluster/{rest}",
+        f"{cluster}/t-BBBBBBBBBBBBBBBBBBBBBA/0/{'0' * 20}-AAAAAAAAAAAAAAAAAAAAAg.kseg",
+        f"{cluster}/notes.txt",
+    ]
+    for key in (orphan, *foreign):
+        store.put(key, 4, [b"data"])
+    options = ["--broker", tiers.address, *credentials(tiers.place)]
+    assert run(capsys, "remote", "sweep", *options)[1] == [], "they are young"
+    old = [*options, "--age-ms", "-1000"]
+    status, rows, said = run(capsys, "remote", "sweep", "--dry-run", *old)
+    assert status == 0 and [r["key"] for r in rows] == [orphan] and "would be" in said
+    assert tiers.objects() == sorted([*keys, orphan, *foreign])
+    assert [r["key"] for r in run(capsys, "remote", "sweep", *old)[1]] == [orphan]
+    assert tiers.objects() == sorted([*keys, *foreign])
+
+
+def test_the_broker_sweeps(place: Place, tmp_path: Path) -> None:
+    with tiered_broker(place, tmp_path / "log", remote_orphan_age_ms=1) as tiers:
+        tiers.create()
+        tiers.produce(0, RECORDS)
+        tiers.settle()
+        keys = tiers.objects()
+        orphan = keys[0][: -len(NOBODYS)] + NOBODYS
+        place.store().put(orphan, 4, [b"data"])
+        tiers.wait(lambda: tiers.objects() == keys, "the orphan stays")
+        assert tiers.figure("remote_orphans") == 1
+
+
+def test_inspect_shows_an_object(tiers: TieredBroker, capsys: Any) -> None:
+    key = tiers.objects()[0]
+    base, _, query = tiers.place.uri.partition("?")
+    uri = f"{base}/{key}" + (f"?{query}" if query else "")
+    status, (shown,), said = run(capsys, "inspect", uri, *credentials(tiers.place))
+    assert status == 0 and not said
+    assert (shown["topic"], shown["partition"], shown["base_offset"]) == (TOPIC, 0, 0)
+    assert shown["sections"]["topic"] > 0
+    data = bytes(tiers.place.store().get(key, 0, shown["bytes"]))
+    damaged = tiers.log_dir / "damaged.kseg"
+    damaged.write_bytes(data[:200] + b"?" + data[201:])
+    status, _, said = run(capsys, "inspect", str(damaged))
+    assert status == 1 and "the log" in said
+
+
+# -- everything is lost ----------------------------------------------------------------------------
+
+
+def rebuild(capsys: Any, place: Place, log_dir: Path) -> tuple[int, list[dict[str, Any]], str]:
+    given = properties(place, log_dir)
+    sets = [x for name, value in given.items() for x in ("--set", f"{name}={value}")]
+    return run(capsys, "remote", "rebuild", *sets)
+
+
+def test_a_broker_starts_from_the_store_alone(place: Place, tmp_path: Path, capsys: Any) -> None:
+    with tiered_broker(place, tmp_path / "log") as tiers:
+        tiers.create(partitions=3, max_message_bytes=4242)
+        tiers.produce(0, RECORDS)
+        tiers.settle()
+        objects, end = tiers.objects(), tiers.partition.local_log_start_offset
+        topic_id = tiers.partition.topic_id
+    shutil.rmtree(tmp_path / "log")
+    status, rows, said = rebuild(capsys, place, tmp_path / "log")
+    assert status == 0 and not said.startswith("kdirect:"), said
+    assert rows == [
+        {"topic": TOPIC, "partition": 0, "log_start_offset": 0, "end_offset": end,
+         "segments": len(objects)}
+    ]  # fmt: skip
+    with tiered_broker(place, tmp_path / "log") as tiers:
+        assert tiers.consume(0, end) == [(i, i) for i in range(end)]
+        assert tiers.offset_for(OffsetSpec.latest()) == end
+        assert tiers.partition.topic_id == topic_id
+        resource = ConfigResource(ConfigResource.Type.TOPIC, TOPIC)
+        configs = tiers.admin.describe_configs([resource])[resource].result(20)
+        assert configs["max.message.bytes"].value == "4242"
+        assert configs["retention.ms"].value == "-1"
+        assert len(tiers.admin.list_topics(TOPIC).topics[TOPIC].partitions) == 3
+        tiers.produce(end, RECORDS)
+        tiers.settle()
+        assert tiers.consume(0, end + RECORDS) == [(i, i) for i in range(end + RECORDS)]
+        assert set(objects) <= set(tiers.objects()), "nothing was copied twice"
+        assert len(tiers.objects()) == tiers.figure("remote_metadata_count")
+
+
+def test_a_producer_of_before_is_known_after_a_rebuild(
+    object_stores: Any, tmp_path: Path, capsys: Any
+) -> None:
+    """Its last batch, sent again, is no second one."""
+    place = object_stores["directory"].fresh()
+    with tiered_broker(place, tmp_path / "log") as tiers:
+        tiers.create()
+        producer = confluent_kafka.Producer(
+            {"bootstrap.servers": tiers.address, "enable.idempotence": True, "linger.ms": 0}
+        )
+        for i in range(500):
+            producer.produce(TOPIC, b"%08d" % i + b"x" * 100)
+            producer.flush()
+        tiers.settle()
+        partition = tiers.partition
+        partition.roll()
+        tiers.wait(lambda: not tiers.figure("remote_copy_lag_segments"))
+        end = partition.log_end_offset
+        (entry,), _ = partition.kernel.producers()
+    shutil.rmtree(tmp_path / "log")
+    assert rebuild(capsys, place, tmp_path / "log")[0] == 0
+    with tiered_broker(place, tmp_path / "log") as tiers:
+        (found,), _ = tiers.partition.kernel.producers()
+        assert tiers.partition.log_end_offset == end
+        assert (found.producer_id, found.producer_epoch) == (
+            entry.producer_id,
+            entry.producer_epoch,
+        )
+        assert found.batches[-1] == entry.batches[-1]
+
+
+def test_a_damaged_object_is_named_and_left_out(place: Place, tmp_path: Path, capsys: Any) -> None:
+    with tiered_broker(place, tmp_path / "log") as tiers:
+        tiers.create()
+        tiers.produce(0, RECORDS)
+        tiers.settle()
+        keys = tiers.objects()
+        store = tiers.place.store()
+        size = store.size(keys[-1]) or 0
+        data = bytes(store.get(keys[-1], 0, size))
+        store.delete(keys[-1])
+        store.put(keys[-1], size - 1, [data[:-1]])
+    shutil.rmtree(tmp_path / "log")
+    status, rows, said = rebuild(capsys, place, tmp_path / "log")
+    assert status == 0 and keys[-1] in said
+    with tiered_broker(place, tmp_path / "log") as tiers:
+        end = rows[0]["end_offset"]
+        assert 0 < end < RECORDS
+        assert tiers.consume(0, end) == [(i, i) for i in range(end)]
+
+
+def test_rebuilding_wants_empty_directories(place: Place, tmp_path: Path, capsys: Any) -> None:
+    with tiered_broker(place, tmp_path / "log") as tiers:
+        tiers.create()
+        tiers.produce(0, RECORDS)
+        tiers.settle()
+    status, _, said = rebuild(capsys, place, tmp_path / "log")
+    assert status == 2 and "empty" in said
+    status, _, said = rebuild(capsys, place.fresh(), tmp_path / "other")
+    assert status == 2 and "--cluster-id" in said
