@@ -126,6 +126,18 @@ slash-kills: install ## Kill drivers, workers, planners and brokers under accele
 	PYTHONPATH=$(CURDIR) $(BIN)/python -m tests.spark.slash_kills --keep-going \
 		--first $(or $(SEED),0) --count $(or $(COUNT),300)
 
+.PHONY: tier-schedules
+tier-schedules: install ## Run seeded schedules of a tiered partition: copies, deaths, retention;
+## COUNT=20000, SEED=the first one
+	PYTHONPATH=$(CURDIR) $(BIN)/python -m tests.storage.schedules \
+		--first $(or $(SEED),0) --schedules $(or $(COUNT),20000)
+
+.PHONY: tier-kills
+tier-kills: install ## Kill a broker at each step of copying and deletion (two seconds each);
+## COUNT=200, SEED=the first one
+	PYTHONPATH=$(CURDIR) $(BIN)/python -m tests.storage.remote_kills \
+		--first $(or $(SEED),0) --count $(or $(COUNT),200)
+
 .PHONY: slash-laws
 slash-laws: install ## Test the laws of the delta protocol, with every kind of state, on many
 ## examples a plan and law; COUNT=1000, SEED=0
