@@ -1,0 +1,103 @@
+"""Ranges of offsets that lie in objects of remote storage: split at their borders among tasks.
+
+Law: pure.  The planner asks the broker where records lie, once a query or micro-batch, and passes
+it in (`kdirect_spark.broker_view`).
+
+One topic partition with a hundred remote segments is read by up to a hundred tasks, each of which
+knows its objects: no task asks the broker for them.  Objects that are small are read by one task
+together, up to `LEAST_BYTES`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from kdirect.model import TopicPartition
+from kdirect_spark.offsets import OffsetRange, split
+
+LEAST_BYTES = 4 << 20  # of log in one task, if the objects of a range have as much
+
+
+class Place(Protocol):
+    """An object; `kdirect.client.cold_places.ColdPlace`."""
+
+    @property
+    def base_offset(self) -> int: ...
+
+    @property
+    def end_offset(self) -> int: ...
+
+    @property
+    def log_bytes(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class LocatedRange:
+    """What one task reads.  `places`: the objects that hold it, in order, as far as it lies in
+    objects; empty: the broker has it."""
+
+    range: OffsetRange
+    places: tuple[Place, ...] = ()
+
+
+def split_at_objects(
+    ranges: Iterable[OffsetRange], places: Mapping[TopicPartition, Sequence[Place]]
+) -> list[LocatedRange]:
+    """Each range in pieces that end where an object does; what lies after the last object of its
+    partition stays whole.  `places` of a partition follow each other without a gap, and the first
+    one holds the start of the range."""
+    out: list[LocatedRange] = []
+    for whole in ranges:
+        start = whole.start
+        held: list[Place] = []
+        for place in places.get(whole.topic_partition, ()):
+            if place.end_offset <= start:
+                continue
+            if place.base_offset >= whole.stop or (place.base_offset > start and not held):
+                break
+            held.append(place)
+            end = min(place.end_offset, whole.stop)
+            if sum(p.log_bytes for p in held) >= LEAST_BYTES:
+                out.append(LocatedRange(_part(whole, start, end), tuple(held)))
+                start, held = end, []
+        if held:
+            end = min(held[-1].end_offset, whole.stop)
+            out.append(LocatedRange(_part(whole, start, end), tuple(held)))
+            start = end
+        if start < whole.stop:
+            out.append(LocatedRange(_part(whole, start, whole.stop)))
+    return out
+
+
+def split_further(
+    located: Sequence[LocatedRange], min_partitions: int | None, max_records: int | None
+) -> list[LocatedRange]:
+    """Pieces as `minPartitions` and `maxRecordsPerPartition` want them (`offsets.split`), each with
+    the objects that hold it."""
+    pieces = split([x.range for x in located], min_partitions, max_records)
+    out: list[LocatedRange] = []
+    at = 0
+    for piece in pieces:
+        while not _holds(located[at].range, piece):
+            at += 1
+        places = located[at].places
+        mine = (p for p in places if p.base_offset < piece.stop and p.end_offset > piece.start)
+        out.append(LocatedRange(piece, tuple(mine)))
+    return out
+
+
+def _part(whole: OffsetRange, start: int, stop: int) -> OffsetRange:
+    return OffsetRange(whole.topic_partition, start, stop)
+
+
+def _holds(whole: OffsetRange, piece: OffsetRange) -> bool:
+    return (
+        whole.topic_partition == piece.topic_partition
+        and whole.start <= piece.start
+        and piece.stop <= whole.stop
+    )
+
+
+__all__ = ["LEAST_BYTES", "LocatedRange", "Place", "split_at_objects", "split_further"]

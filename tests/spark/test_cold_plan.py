@@ -1,0 +1,88 @@
+"""How ranges that lie in objects are split among tasks."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import NamedTuple
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kdirect.model import TopicPartition
+from kdirect_spark.cold_plan import LEAST_BYTES, LocatedRange, split_at_objects, split_further
+from kdirect_spark.offsets import OffsetRange
+
+TP = TopicPartition("t", 0)
+
+
+class Object(NamedTuple):
+    base_offset: int
+    end_offset: int
+    log_bytes: int = LEAST_BYTES
+
+
+def objects(*ends: int, size: int = LEAST_BYTES) -> list[Object]:
+    return [Object(a, b, size) for a, b in pairwise((0, *ends))]
+
+
+def shown(located: list[LocatedRange]) -> list[tuple[int, int, int]]:
+    """(start, stop, number of objects) of each."""
+    return [(x.range.start, x.range.stop, len(x.places)) for x in located]
+
+
+def test_each_object_is_a_task_and_the_rest_is_one():
+    located = split_at_objects([OffsetRange(TP, 0, 100)], {TP: objects(10, 30, 60)})
+    assert shown(located) == [(0, 10, 1), (10, 30, 1), (30, 60, 1), (60, 100, 0)]
+
+
+def test_a_range_begins_and_ends_within_objects():
+    located = split_at_objects([OffsetRange(TP, 15, 35)], {TP: objects(10, 30, 60)})
+    assert shown(located) == [(15, 30, 1), (30, 35, 1)]
+
+
+def test_small_objects_share_a_task():
+    small = objects(10, 20, 30, 40, 50, size=LEAST_BYTES // 2)
+    located = split_at_objects([OffsetRange(TP, 0, 60)], {TP: small})
+    assert shown(located) == [(0, 20, 2), (20, 40, 2), (40, 50, 1), (50, 60, 0)]
+
+
+def test_what_nobody_has_located_stays_whole():
+    other = TopicPartition("other", 1)
+    ranges = [OffsetRange(TP, 0, 100), OffsetRange(other, 5, 9)]
+    located = split_at_objects(ranges, {other: []})
+    assert [x.range for x in located] == ranges and not any(x.places for x in located)
+    located = split_at_objects([OffsetRange(TP, 0, 100)], {TP: [Object(50, 60)]})
+    assert shown(located) == [(0, 100, 0)], "the first object does not hold the start"
+
+
+@given(
+    spans=st.lists(st.integers(1, 50), min_size=1, max_size=12),
+    sizes=st.lists(st.integers(1, 2 * LEAST_BYTES), min_size=12, max_size=12),
+    tail=st.integers(0, 100),
+    start=st.integers(0, 100),
+    least=st.none() | st.integers(1, 40),
+    most=st.none() | st.integers(1, 60),
+)
+def test_pieces_are_the_range_and_know_their_objects(spans, sizes, tail, start, least, most):
+    ends = [sum(spans[: i + 1]) for i in range(len(spans))]
+    found = [Object(e - n, e, size) for e, n, size in zip(ends, spans, sizes, strict=False)]
+    stop = ends[-1] + tail
+    start = min(start, stop - 1)
+    held = [x for x in found if x.end_offset > start]
+    located = split_further(
+        split_at_objects([OffsetRange(TP, start, stop)], {TP: held}), least, most
+    )
+    assert located[0].range.start == start and located[-1].range.stop == stop
+    for a, b in pairwise(located):
+        assert a.range.stop == b.range.start
+    for piece in located:
+        assert piece.range.size > 0 and (most is None or piece.range.size <= most)
+        if piece.places:
+            assert piece.places[0].base_offset <= piece.range.start
+            assert piece.places[-1].end_offset >= piece.range.stop
+            for a, b in pairwise(piece.places):
+                assert a.end_offset == b.base_offset
+        else:
+            assert piece.range.start >= ends[-1]
+    if least is not None:
+        assert len(located) >= min(least, stop - start) * 0.4
