@@ -18,13 +18,18 @@ import pytest
 import kdirect
 from kdirect import metrics
 from kdirect.broker.connection import BLOCKED_BYTES
+from kdirect.format import layout
 from kdirect.format import protocol as p
 from kdirect.format.batch import encode_single_bytes
 from kdirect.format.protocol import ErrorCode as E
 from kdirect.format.schema import build
 from kdirect.log.partition import Partition
 
-SERVED = [api for api in p.APIS.values() if api.key not in p.BROKER_API_KEYS]
+SERVED = [
+    api
+    for api in p.APIS.values()
+    if api.key not in p.BROKER_API_KEYS and api.key != layout.API_LOCATE_RECORDS  # without tiers
+]
 
 
 def create(connection, name="t", partitions=1, **configs):

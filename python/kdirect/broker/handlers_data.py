@@ -517,7 +517,9 @@ class DataHandlers(LookupHandlers):
 
     def table(self) -> Iterable[tuple[str, Any, bool]]:
         """(API name, handler, whether later requests of the connection wait for its answer)."""
+        located = () if self._remote is None else (("LocateRecords", self.locate_records, False),)
         return (
+            *located,
             ("Produce", self.produce, False),
             ("Fetch", self.fetch, False),
             ("ListOffsets", self.list_offsets, True),

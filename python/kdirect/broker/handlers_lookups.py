@@ -1,4 +1,5 @@
-"""Requests about where records are: ListOffsets, OffsetForLeaderEpoch, DeleteRecords.
+"""Requests about where records are: ListOffsets, OffsetForLeaderEpoch, DeleteRecords,
+LocateRecords.
 
 Law: as in `kdirect.broker.handlers_data`, whose handlers these are a part of.  What opens batches
 or files runs on a thread; what remote storage knows is asked on threads of its own.
@@ -195,6 +196,19 @@ class LookupHandlers:
                 **out,
                 "error_code": explain(e, f"deletion of records from {name}-{x.partition_index}")[0],
             }
+
+    def locate_records(
+        self, connection: Connection, header: p.RequestHeader, request: Any
+    ) -> Answer:
+        """Where a client that reads past the broker finds records of remote storage."""
+        assert self._remote is not None
+        return self._remote.locate(header, [(x, self._to_locate(x)) for x in request.partitions])
+
+    def _to_locate(self, x: Any) -> Partition | Exception:
+        try:
+            return self._led(x.topic, x.partition, x.current_leader_epoch)
+        except Exception as e:
+            return e
 
     def _led(self, name: str, index: int, epoch: int) -> Partition:
         """A partition that this broker leads, for a client that believes in the leader epoch

@@ -14,11 +14,13 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
+from kdirect.broker.answers import Answer
 from kdirect.broker.failures import explain
+from kdirect.broker.remote_locations import Wanted
 from kdirect.broker.remote_requests import RemoteRead, RemoteRecords, Times
 from kdirect.errors import OffsetOutOfRangeError, RemoteStorageError, TimedOutError
 from kdirect.format.datapath import Fetched
-from kdirect.format.protocol import ErrorCode
+from kdirect.format.protocol import ErrorCode, RequestHeader
 from kdirect.log.partition import Partition
 from kdirect.model import TopicPartition
 
@@ -107,6 +109,10 @@ class RemoteReads:
             elif future.result() is not None:
                 out[key] = future.result()
         return out
+
+    def locate(self, header: RequestHeader, wanted: Wanted) -> Answer:
+        """See `RemoteLocations.answer`."""
+        return self._remote.locate(header, wanted)
 
     def latest_tiered(self, partition: Partition) -> int:
         """The last offset that is in remote storage, -1 when nothing is (ListOffsets -5)."""

@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
+from kdirect.broker.answers import Answer
 from kdirect.format.datapath import Fetched
+from kdirect.format.protocol import RequestHeader
 from kdirect.log.partition import Partition
 from kdirect.model import TopicPartition
 
@@ -44,6 +46,9 @@ class RemoteRecords(Protocol):
     def end_offset(self, partition: Partition, /) -> int:
         """The offset after the last one in remote storage, -1: there is none."""
 
+    def locate(self, header: RequestHeader, wanted: Sequence[Any], /) -> Answer:
+        """The response to a LocateRecords.  On the event loop."""
+
 
 class RemoteAnswers(Protocol):
     """`kdirect.broker.remote_reads.RemoteReads`."""
@@ -55,6 +60,11 @@ class RemoteAnswers(Protocol):
 
     async def find_times(self, wanted: Sequence[tuple[Partition, int]], /) -> Times:
         """What remote storage has of these times (MAX_TIMESTAMP: the largest)."""
+
+    def locate(
+        self, header: RequestHeader, wanted: Sequence[tuple[Any, Partition | Exception]], /
+    ) -> Answer:
+        """The response to a LocateRecords."""
 
     def latest_tiered(self, partition: Partition, /) -> int:
         """The last offset in remote storage, -1: none."""

@@ -20,14 +20,17 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
+from kdirect.broker.answers import Answer
 from kdirect.broker.appends import Appends
 from kdirect.broker.config import BrokerConfig
 from kdirect.broker.files import FileThreads
 from kdirect.broker.flusher import Flusher
+from kdirect.broker.remote_locations import RemoteLocations, Wanted
 from kdirect.broker.remote_metadata import RemoteMetadata
 from kdirect.broker.remote_reads import RemoteReads
 from kdirect.broker.remote_requests import MAX_TIMESTAMP
 from kdirect.broker.topics import Registry, Topic
+from kdirect.format.protocol import RequestHeader
 from kdirect.format.remote_metadata import RemotePartitionDelete, RemoteSegment
 from kdirect.log.manager import LogManager
 from kdirect.log.partition import Partition
@@ -73,6 +76,7 @@ class RemoteStorage:
         )
         self.logs: RemoteLogs
         self.reader: RemoteReader
+        self.locations: RemoteLocations
         self._led: set[PartitionId] = set()
         self._marked: set[PartitionId] = set()  # deleted, as is on disk since the start
         self._told_deletion = asyncio.Event()
@@ -108,6 +112,12 @@ class RemoteStorage:
             threads=config["remote.log.reader.threads"],
             max_pending=config["remote.log.reader.max.pending.tasks"],
             bytes_per_second=config["remote.log.manager.fetch.max.bytes.per.second"],
+        )
+        self.locations = RemoteLocations(
+            self.logs,
+            self.store,
+            cluster_id=self._logs.cluster_id,
+            expiry_s=config["remote.log.presign.expiry.ms"] // 1000,
         )
         for record in self.metadata.records():
             self.logs.apply(record)
@@ -200,6 +210,10 @@ class RemoteStorage:
             self._finder(partition), timestamp, start, dense_from=partition.dense_from
         )
 
+    def locate(self, header: RequestHeader, wanted: Wanted) -> Answer:
+        """See `RemoteLocations.answer`."""
+        return self.locations.answer(header, wanted)
+
     def _finder(self, partition: Partition) -> Callable[[int], RemoteSegment | None]:
         where = (partition.topic_id, partition.topic_partition.partition)
 
@@ -256,6 +270,7 @@ class RemoteStorage:
         self.metadata.close()
         self.logs.close()
         self.reader.close()
+        self.locations.close()
 
 
 __all__ = ["RemoteStorage"]

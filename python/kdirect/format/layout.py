@@ -289,6 +289,14 @@ API_OPEN_QUEUE_PAIR = 32001
 API_GET_PRODUCE_ACCESS = 32002
 API_GET_CONSUME_ACCESS = 32003
 API_RELEASE_ACCESS = 32004
+API_LOCATE_RECORDS = 32005  # of brokers with tiered storage only
+
+# Where LocateRecords says that records are.
+LOCATION_OBJECT = 0
+LOCATION_BROKER = 1
+# Offsets up to which it is asked.
+TO_LOCAL_LOG_START = -1
+TO_TIERED_END = -2
 
 # -- error codes of the access protocol, in addition to Kafka's ------------------------------------
 # Another RDMA producer holds the partition, and one of the two wants it for itself.

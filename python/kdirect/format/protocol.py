@@ -196,6 +196,14 @@ class ReleaseAccessResponse(ApiMessage, load_json=kdirect.format.messages):
     pass
 
 
+class LocateRecordsRequest(ApiMessage, load_json=kdirect.format.messages):
+    pass
+
+
+class LocateRecordsResponse(ApiMessage, load_json=kdirect.format.messages):
+    pass
+
+
 class AskControllerRequest(ApiMessage, load_json=kdirect.format.messages):
     pass
 
@@ -349,9 +357,10 @@ REPLICA_API_KEYS = frozenset(
     )
 )
 BROKER_API_KEYS = REPLICA_API_KEYS | {AskControllerRequest.API_KEY}
-ACCESS_API_KEYS = frozenset(v for name, v in vars(layout).items() if name.startswith("API_"))
+_OWN_API_KEYS = frozenset(v for name, v in vars(layout).items() if name.startswith("API_"))
+ACCESS_API_KEYS = _OWN_API_KEYS - {layout.API_LOCATE_RECORDS}
 
-if ACCESS_API_KEYS - set(APIS):
+if _OWN_API_KEYS - set(APIS):
     raise AssertionError("protocol: an access API key differs between layout.py and its schema")
 
 # -- headers ---------------------------------------------------------------------------------------

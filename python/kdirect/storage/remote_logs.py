@@ -27,7 +27,7 @@ import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
@@ -48,6 +48,7 @@ from kdirect.storage import remote_events as e
 from kdirect.storage.copy_rules import LocalLog, LocalSegment, TierConfig
 from kdirect.storage.remote_events import Figures
 from kdirect.storage.remote_log import RemoteLog
+from kdirect.storage.remote_segments import Piece
 from kdirect.storage.segment_states import Record
 from kdirect.storage.sweep import Known, Sweep
 from kdirect.storage.throttle import UNLIMITED, Throttle
@@ -227,6 +228,12 @@ class RemoteLogs:
         with self._lock:
             found = self._logs.get((topic_id, partition))
         return None if found is None else found.machine.segments.at_or_after(offset)
+
+    def pieces(self, topic_id: uuid.UUID, partition: int, start: int) -> Iterator[Piece]:
+        """See `RemoteSegments.pieces`."""
+        with self._lock:
+            found = self._logs.get((topic_id, partition))
+        return iter(()) if found is None else found.machine.segments.pieces(start)
 
     def newest_timestamp(self, topic_id: uuid.UUID, partition: int, start: int, end: int) -> int:
         """The largest timestamp of the remote segments that hold offsets from `start` to `end`, -1
