@@ -517,16 +517,17 @@ class DataHandlers(LookupHandlers):
 
     def table(self) -> Iterable[tuple[str, Any, bool]]:
         """(API name, handler, whether later requests of the connection wait for its answer)."""
-        located = () if self._remote is None else (("LocateRecords", self.locate_records, False),)
-        return (
-            *located,
+        table: list[tuple[str, Any, bool]] = [
             ("Produce", self.produce, False),
             ("Fetch", self.fetch, False),
             ("ListOffsets", self.list_offsets, True),
             ("OffsetForLeaderEpoch", self.offset_for_leader_epoch, True),
             ("DeleteRecords", self.delete_records, True),
             ("InitProducerId", self.init_producer_id, True),
-        )
+        ]
+        if self._remote is not None:
+            table.append(("LocateRecords", self.locate_records, False))
+        return table
 
 
 def _fetched(version: int, request: Any, topics: list[tuple[str, list[Fetched]]]) -> Answer:

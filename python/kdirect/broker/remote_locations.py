@@ -25,7 +25,7 @@ from kdirect.format import protocol as p
 from kdirect.format.remote_metadata import RemoteSegment
 from kdirect.format.segment_object import TailPlace, parse_custom_metadata
 from kdirect.log.partition import Partition
-from kdirect.objects import ObjectStore
+from kdirect.objects.store import ObjectStore
 from kdirect.storage.remote_logs import RemoteLogs
 from kdirect.storage.upload import key_of
 
