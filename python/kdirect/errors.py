@@ -308,6 +308,7 @@ class AccessDeniedError(KdirectError):
     retriable = True
     held = False  # another RDMA producer has it
     undecided = False  # inside the client only: the broker has not answered yet
+    tiered = False  # the offset is in remote storage only, where no READ leads
 
 
 class RefusedError(KdirectError):

@@ -490,6 +490,25 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "rebalances", "events", "consumer", "Assignments that a consumer received from its group."
     ),
+    Metric(
+        "client_cold_gets",
+        "requests",
+        "consumer",
+        "Ranged GETs of objects of remote storage, past the broker.",
+    ),
+    Metric("client_cold_bytes", "bytes", "consumer", "Bytes that they brought."),
+    Metric(
+        "client_cold_lookups",
+        "requests",
+        "consumer",
+        "Questions to brokers where records lie in remote storage.",
+    ),
+    Metric(
+        "client_cold_wait_ms",
+        "ms",
+        "consumer",
+        "Time for which nothing else was done than to wait for these GETs.",
+    ),
     Metric("reads", "requests", "reader", "Data READs of a reader."),
     Metric("read_bytes", "bytes", "reader", "Their bytes."),
     Metric("slot_reads", "requests", "reader", "READs of its metadata slots."),
@@ -512,6 +531,25 @@ METRICS: tuple[Metric, ...] = (
         "bytes",
         "reader",
         "Bytes of the whole batches that its Fetches over TCP returned.",
+    ),
+    Metric(
+        "client_cold_gets",
+        "requests",
+        "reader",
+        "Ranged GETs of objects of remote storage, past the broker.",
+    ),
+    Metric("client_cold_bytes", "bytes", "reader", "Bytes that they brought."),
+    Metric(
+        "client_cold_lookups",
+        "requests",
+        "reader",
+        "Questions to brokers where records lie in remote storage.",
+    ),
+    Metric(
+        "client_cold_wait_ms",
+        "ms",
+        "reader",
+        "Time for which nothing else was done than to wait for these GETs.",
     ),
     Metric("reads", "requests", "stream", "Data READs."),
     Metric("read_bytes", "bytes", "stream", "Their bytes."),

@@ -11,7 +11,7 @@ import re
 
 from kdirect.errors import ConfigError
 from kdirect.option_table import Option, Options, duration_ms
-from kdirect.remote_options import REMOTE_BROKER_ROWS, REMOTE_TOPIC_ROWS
+from kdirect.remote_options import REMOTE_BROKER_ROWS, REMOTE_CLIENT_ROWS, REMOTE_TOPIC_ROWS
 
 
 def _must_preallocate(value: bool) -> bool:
@@ -490,6 +490,7 @@ CLIENT = Options("Client settings", (
     Option("delivery.timeout.ms", "ms", 120000,
            "How long a record may stay undelivered before it fails.", low=1,
            aliases=("message.timeout.ms",)),
+    *REMOTE_CLIENT_ROWS,
 ))
 
 # Names, defaults and precedence are those of Spark's Kafka connector; options that the connector

@@ -1,4 +1,4 @@
-"""The rows of tiered storage in the tables of broker and topic properties (`options.py`).
+"""The rows of tiered storage in the tables of brokers, topics and clients (`options.py`).
 
 Law: as in `options.py`, of which this is a part.  Names, defaults and refusals are those of Kafka
 4.1 where it has the property.  What holds between them is checked in `kdirect.log.remote_rules`.
@@ -16,27 +16,28 @@ _UNLIMITED = (1 << 63) - 1
 _SECRET = re.compile(r"key|secret|token|password|sas", re.IGNORECASE)
 
 
-def _without_credentials(uri: str) -> str:
-    """The URI is shown to whoever asks for the broker's properties, so it must hold no secret.  The
-    error does not repeat it."""
+def _without_credentials(uri: str, name: str = "remote.log.storage.uri") -> str:
+    """The URI is shown to whoever asks for the broker's properties, and in errors of clients, so it
+    must hold no secret.  The error does not repeat it."""
     try:
         parts = urlsplit(uri)
         secrets = [name for name, _ in parse_qsl(parts.query) if _SECRET.search(name)]
         has_password = ":" in parts.netloc.rpartition("@")[0]
     except ValueError as e:
         raise ConfigError(
-            f"option remote.log.storage.uri is no URI: {e}",
+            f"option {name} is no URI: {e}",
             hint="give for example s3://bucket/logs",
         ) from None
     if not parts.scheme:
         raise ConfigError(
-            "option remote.log.storage.uri names no kind of store",
+            f"option {name} names no kind of store",
             hint="begin it with s3://, gs://, abfs://, hdfs:// or file:///",
         )
     if has_password or secrets:
         raise ConfigError(
-            "option remote.log.storage.uri holds credentials, which would be shown with it",
-            hint="take them out and give them as rsm.config.* properties, or in the environment",
+            f"option {name} holds credentials, which would be shown with it",
+            hint="take them out and give them as rsm.config.* properties, a client's as"
+            " remote.config.*, or in the environment",
         )
     return uri
 
@@ -138,5 +139,26 @@ REMOTE_TOPIC_ROWS = (
     Option("remote.storage.enable", "bool", False,
            "Keep what is old in the object store (tiered storage). The broker needs "
            "remote.log.storage.system.enable=true."),
+)
+
+REMOTE_CLIENT_ROWS = (
+    Option("cold.reads", "enum", "auto",
+           "How records are read that are in remote storage only: by this process from the object "
+           "store (`direct`), through the broker (`broker`), or by this process if the broker "
+           "allows it and the store answers, else through the broker, with one warning (`auto`).",
+           choices=("auto", "direct", "broker")),
+    Option("prefer.cold", "bool", False,
+           "Read from the object store also what the broker has itself, as far as it is in both: "
+           "a reader of much old data then takes nothing of the broker's memory."),
+    Option("remote.storage.uri", "str", None,
+           "The object store that this client's credentials are for, as the broker's "
+           "remote.log.storage.uri names it, with the parameters that this client needs. A broker "
+           "that names another one is not believed. Needed with remote.config.*, and for a store "
+           "with an endpoint of its own (docs/security.md).",
+           check=lambda uri: _without_credentials(uri, "remote.storage.uri")),
+    Option("remote.config.*", "str", None,
+           "Properties of this client for the object store, such as remote.config.access_key and "
+           "remote.config.secret_key. Their values are secrets and are shown nowhere. Default: the "
+           "environment, or the role of the machine.", secret=True),
 )
 # fmt: on

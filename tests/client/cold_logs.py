@@ -83,6 +83,15 @@ class ColdLog:
             lambda: f"{len(partition.segments)} segments are left",
         )
 
+    def copied(self) -> None:
+        """Return when all but the head is in the store, too."""
+        partition = self.partition
+        remote = self.broker.server.remote
+        wait_until(
+            lambda: remote.end_offset(partition) == partition.segments[-1].base_offset,
+            "the copy of the last sealed segment",
+        )
+
     def gets_of_the_broker(self) -> int:
         """Ranged GETs that it has made for somebody's Fetch."""
         return int(self.broker.server.remote.reader.statistics()["remote_get_requests"])
@@ -111,8 +120,11 @@ def cold_log(
     batch: int = 20,
     segment_bytes: int = SEGMENT_BYTES,
     more: Mapping[str, Any] | None = None,
+    local_retention: str = "1",
+    settle: bool = True,
 ) -> Iterator[ColdLog]:
-    """`records` records, of which all but those of the head are in the store only."""
+    """`records` records, of which all but those of the head are in the store only; with another
+    `local_retention` and without `settle` they are in both."""
     with kdirect.Broker(properties=properties(directory, place, access) | dict(more or {})) as b:
         log = ColdLog(b, place, size)
         with kdirect.connect(b.bootstrap_servers) as session:
@@ -122,9 +134,12 @@ def cold_log(
                 configs={
                     "remote.storage.enable": "true",
                     "segment.bytes": str(segment_bytes),
-                    "local.retention.bytes": "1",
+                    "local.retention.bytes": local_retention,
                 },
             )
         log.produce(records, batch)
-        log.settle()
+        if settle:
+            log.settle()
+        else:
+            log.copied()
         yield log

@@ -52,6 +52,7 @@ class SimSession:
 
     transport = "sim"
     closed = False
+    cold_stores = None
 
     def __init__(
         self, simulation: Simulation, settings: dict[str, Any], actor: Actor | None

@@ -88,7 +88,6 @@ class RemoteLocations:
         try:
             if isinstance(partition, Exception):
                 raise partition
-            _require_access(partition)
             out.update(
                 topic_id=partition.topic_id,
                 leader_epoch=partition.leader_epoch,
@@ -102,6 +101,7 @@ class RemoteLocations:
                     f"offset {x.from_offset} of {name} is outside"
                     f" [{out['log_start_offset']}, {out['high_watermark']}]"
                 )
+            _require_access(partition)
             most = min(room, x.max_locations) if x.max_locations > 0 else room
             for location in self._locations(x, out, partition):
                 if len(out["locations"]) >= most:

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 from kdirect.client.admin import Admin
+from kdirect.client.cold_stores import ColdStores
 from kdirect.client.reader import ParkedReaders
 from kdirect.client.two_sided import FRAME_BYTES, MessageConnection
 from kdirect.client.watermarks import Watermarks
@@ -81,6 +82,7 @@ class SharedConnections:
         self.pid = os.getpid()
         self.lock = threading.RLock()
         self.parked = ParkedReaders()
+        self.cold_stores = ColdStores(self.settings, environment)
         self._cluster: Cluster | None = None
         self._admin: Admin | None = None
         self._transports: Transports | None = None
@@ -217,6 +219,11 @@ class Handle:
     def parked(self) -> ParkedReaders:
         """Where readers leave what the next reader of their partition can use."""
         return self._shared.parked
+
+    @property
+    def cold_stores(self) -> ColdStores:
+        """The object stores of remote storage."""
+        return self._shared.cold_stores
 
     # -- transport ---------------------------------------------------------------------------------
 

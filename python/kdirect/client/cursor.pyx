@@ -297,12 +297,14 @@ cdef class TcpCursor(Cursor):
     """
 
     cdef readonly object data           # whole batches that were fetched and not consumed
+    cdef public str where               # what they come from, where errors are to name it
     cdef object _whole                  # what arrived last, of which `data` is the rest
     cdef int _epoch_before, _epoch      # of the batch before these, and of the last of them
     cdef object _source                 # weakly: a source holds its cursors
 
     def __init__(self, tp, int64_t next_offset, source, *, uint64_t max_batch_bytes):
         Cursor.__init__(self, tp, next_offset, max_batch_bytes=max_batch_bytes)
+        self.where = ""
         self.follow(-1)
         self._source = weakref.ref(source)
 
@@ -338,6 +340,10 @@ cdef class TcpCursor(Cursor):
         PyObject_GetBuffer(self.data, &view, PyBUF_SIMPLE)
         try:
             consumed = self.c_give(<const uint8_t*> view.buf, view.len, NULL, queue, decoder)
+        except FormatError as e:
+            if self.where:
+                e.message = f"{e.message} (in {self.where})"
+            raise
         finally:
             PyBuffer_Release(&view)
         if consumed:

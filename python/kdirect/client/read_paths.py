@@ -1,9 +1,11 @@
-"""Which path brings the bytes of each partition that is read: READs or Fetch requests.
+"""Which path brings the bytes of each partition that is read: READs, objects or Fetch requests.
 
 Owns: one `DirectFetcher` for each broker, found by the leader of a partition, and the one decision
 to read a partition over TCP: where the transport to its leader is TCP, where it has no leader now,
-or where the broker denies access (a broker has a limited number of slots and queue pairs).  What
-may not enter: which partition is looked at next, and how often something is tried again.
+or where the broker denies access (a broker has a limited number of slots and queue pairs).  Before
+that comes the object store (`cold`), for offsets that the broker does not have itself; with
+``prefer.cold`` it comes before READs, too.  What may not enter: which partition is looked at next,
+and how often something is tried again.
 
 Invariants:
 
@@ -22,6 +24,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from kdirect.client.cold import ColdReads
+from kdirect.client.cold_stores import ColdStores
 from kdirect.client.cursor import Cursor
 from kdirect.client.direct import DirectFetcher
 from kdirect.client.lost_broker import CONNECT_MS_BESIDES, LOST, as_left, ask_leader
@@ -50,6 +54,10 @@ class ReadConnections(Protocol):
     @property
     def cluster(self) -> Cluster:
         """Who leads what, and connections."""
+
+    @property
+    def cold_stores(self) -> ColdStores | None:
+        """The object stores of remote storage; None where nothing is read past the broker."""
 
     def transport_to(self, tp: TopicPartition, *, closest: bool = False) -> str:
         """The transport to the leader of `tp`; with `closest` to the broker that it is read at."""
@@ -364,10 +372,10 @@ class DirectPaths:
 
 
 class ReadPaths:
-    """READs where brokers grant them, and TCP for the other partitions.
+    """READs where brokers grant them, objects for what is cold, and TCP for the other partitions.
 
     `open_tcp` makes the source of the latter when it is first needed; `besides` is that of
-    `DirectPaths`.
+    `DirectPaths`, `cold` reads objects.
     """
 
     def __init__(
@@ -376,8 +384,10 @@ class ReadPaths:
         settings: Mapping[str, Any],
         open_tcp: Callable[[], TcpSource],
         besides: Environment | None = None,
+        cold: ColdReads | None = None,
     ) -> None:
         self.direct = DirectPaths(connections, settings, besides, closest=True)
+        self.cold = cold
         self.tcp: Any = None  # a TcpSource, once it was needed
         self.second_best: set[TopicPartition] = set()  # over TCP, but perhaps not for ever
         self._open_tcp = open_tcp
@@ -386,8 +396,23 @@ class ReadPaths:
     def enter(self, offsets: Mapping[TopicPartition, int]) -> Entered:
         """Read these from these offsets, by the path that there is.  Those that were not refused,
         nor lost, and whose broker is not still asked, have a cursor then."""
-        entered = self.direct.enter(offsets)
+        taken: set[TopicPartition] = set()
+        refused: dict[TopicPartition, KdirectError] = {}
+        cold = self.cold
+        if cold is not None:
+            cold.release(offsets)
+            if cold.comes_first:
+                taken, refused = cold.enter(offsets)
+                self.direct.release(taken)
+        others = {tp: x for tp, x in offsets.items() if tp not in taken and tp not in refused}
+        entered = self.direct.enter(others) if others else Entered()
         over_tcp = entered.over_tcp
+        if cold is not None and not cold.comes_first:
+            maybe = {tp: offsets[tp] for tp, e in over_tcp.items() if _may_be_cold(e)}
+            taken, refused = cold.enter(maybe)
+        for tp in taken | refused.keys():
+            over_tcp.pop(tp, None)
+        entered.refused.update(refused)
         self.second_best.difference_update(offsets)
         self.second_best.update(tp for tp, e in over_tcp.items() if e is not None)
         if self.tcp is not None:
@@ -416,6 +441,8 @@ class ReadPaths:
         fetcher = self.direct.fetcher_of(tp)
         if fetcher is not None:
             return fetcher.cursor(tp)
+        if self.cold is not None and tp in self.cold:
+            return self.cold.cursor(tp)
         return self.tcp.cursor(tp) if self.tcp is not None else None
 
     def follow(self, tp: TopicPartition, epoch: int) -> None:
@@ -423,6 +450,8 @@ class ReadPaths:
         fetcher = self.direct.fetcher_of(tp)
         if fetcher is not None:
             fetcher.cursor(tp).follow(epoch)
+        elif self.cold is not None and tp in self.cold:
+            self.cold.follow(tp, epoch)
         elif self.tcp is not None:
             self.tcp.follow(tp, epoch)
 
@@ -432,10 +461,14 @@ class ReadPaths:
         self.second_best.difference_update(tps)
         if self.tcp is not None:
             self.tcp.release(tps)
+        if self.cold is not None:
+            self.cold.release(tps)
         self.direct.release(tps)
 
     def close(self) -> None:
         self.direct.close()
+        if self.cold is not None:
+            self.cold.close()
         tcp, self.tcp = self.tcp, None
         if tcp is not None:
             tcp.close()
@@ -445,4 +478,11 @@ class ReadPaths:
         out = self.direct.statistics()
         if self.tcp is not None:
             out |= self.tcp.statistics()
+        if self.cold is not None:
+            out |= self.cold.statistics()
         return out
+
+
+def _may_be_cold(error: KdirectError | None) -> bool:
+    """Over TCP nobody says beforehand whether an offset is in remote storage only."""
+    return error is None or (isinstance(error, AccessDeniedError) and error.tiered)

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, Protocol
 
 import pyarrow as pa
 
+from kdirect.client.cold import ColdCursor, cold_reads
 from kdirect.client.cursor import Cursor, DirectCursor
 from kdirect.client.lost_broker import LOST, as_left, as_moved, has_moved, look_again
 from kdirect.client.read_paths import ReadConnections, ReadPaths
@@ -247,12 +248,13 @@ class Reader:
         last_progress = now()
         pause = FIRST_WAIT_S
         failures, lost_at = 0, last_progress
+        skip_to = -1  # the end of the cold part, which may lie after a gap
         while decoder.next_offset < self._stop:
             before, began = decoder.next_offset, now()
             place = self._place
             try:
                 if place is None:
-                    place = self._open(decoder.next_offset)
+                    place = self._open(max(decoder.next_offset, skip_to))
                 found = place.cursor.fill_decoder(decoder, FETCH_WAIT_MS)
             except (
                 *LOST,
@@ -261,6 +263,12 @@ class Reader:
                 NotLeaderError,
                 OffsetOutOfRangeError,
             ) as error:
+                if isinstance(error, AccessDeniedError) and self._is_cold():
+                    # What follows is at the broker, or the store cannot be read.
+                    assert place is not None
+                    skip_to = place.cursor.next_offset
+                    self._leave()
+                    continue
                 e = as_left(self._session.cluster, self.tp, error)
                 if isinstance(e, OffsetOutOfRangeError):
                     raise
@@ -304,10 +312,20 @@ class Reader:
         """A place to read at: a parked one if there is one."""
         session = self._session
         session.check()
-        place = session.parked.take(self.tp, offset)
+        settings = self._settings
+        cold = cold_reads(session, settings, session.environment, stop=self._stop)
+        first = (
+            cold is not None and cold.comes_first
+        )  # what a parked place would take from a broker
+        place = None if first else session.parked.take(self.tp, offset)
+        before = {} if place is None else place.paths.statistics()
         if place is None:
-            settings = self._settings
-            paths = ReadPaths(session, settings, lambda: SinglePartition(session.cluster, settings))
+            paths = ReadPaths(
+                session,
+                settings,
+                lambda: SinglePartition(session.cluster, settings),
+                cold=cold,
+            )
             try:
                 entered = paths.enter({self.tp: offset})
                 for error in entered.lost.values():
@@ -322,9 +340,10 @@ class Reader:
             if (epoch := self._epochs.before(self.tp, offset)) >= 0:
                 paths.follow(self.tp, epoch)
             place = Place(paths, cursor)
+            before = paths.direct.statistics()
         self._topic_id = session.cluster.topic_id(self.tp.topic)
         self._place = place
-        self._before = place.paths.statistics()
+        self._before = before
         for error in self._epochs.check({self.tp: offset}).values():
             self._leave()
             raise error
@@ -371,6 +390,10 @@ class Reader:
         """Do READs bring the bytes?"""
         return self._place is not None and type(self._place.cursor) is DirectCursor
 
+    def _is_cold(self) -> bool:
+        """Do objects bring the bytes?"""
+        return self._place is not None and isinstance(self._place.cursor, ColdCursor)
+
     def _not_there(self, offset: int) -> TimedOutError:
         return TimedOutError(
             f"{self.tp}: offset {offset} of a range that ends at {self._stop} did not become"
@@ -390,6 +413,8 @@ class Reader:
         """What this reader uses; the session's choice until it has started."""
         if self._place is None:
             return self._session.transport
+        if self._is_cold():
+            return "objects"
         fetcher = self._place.paths.direct.fetcher_of(self.tp)
         return fetcher.channel.transport if fetcher is not None else "tcp"
 

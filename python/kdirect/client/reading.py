@@ -32,6 +32,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from kdirect.client.cold import ColdCursor, cold_reads
 from kdirect.client.cursor import Cursor, DirectCursor, TcpCursor
 from kdirect.client.direct import DirectFetcher
 from kdirect.client.lost_broker import (
@@ -88,6 +89,7 @@ class Reading:
             settings,
             lambda: TcpRound(session.cluster, settings, bell),
             besides=session.environment,
+            cold=cold_reads(session, settings, session.environment),
         )
         # Of the one partition there is, once it was polled: polls may go to it directly.
         self.alone: DirectCursor | None = None
@@ -411,7 +413,7 @@ class Reading:
         if (epoch := self._epochs.before(tp, self._cursors[tp].next_offset)) >= 0:
             self.paths.follow(tp, epoch)
         cursor = self._cursors[tp] = self.paths.cursor(tp)
-        if type(cursor) is DirectCursor:
+        if type(cursor) is not TcpCursor:
             self._turns.give(tp)
         elif tp in self.paused:
             self.paths.tcp.pause([tp])
@@ -567,16 +569,19 @@ class Reading:
         for _ in range(len(turns)):
             tp = turns.popleft()
             cursor = self._cursors.get(tp)
-            if type(cursor) is not DirectCursor or tp in self.paused or tp in self.failed:
+            direct = type(cursor) is DirectCursor
+            if not (direct or isinstance(cursor, ColdCursor)) or (
+                tp in self.paused or tp in self.failed
+            ):
                 self._turns.drop(tp)
                 continue
             turns.append(tp)
-            if single:
+            if single and direct:
                 self.alone = cursor
             if self._attempt(take, tp):
                 self._turns.since_wake += 1
                 return True
-            if not single and self._cursors.get(tp) is cursor:
+            if direct and not single and self._cursors.get(tp) is cursor:
                 self._turns.put_to_sleep(tp, cursor, self.paths.direct.fetcher_of(tp))
         return False
 

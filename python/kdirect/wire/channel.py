@@ -64,6 +64,7 @@ def access_error(code: int, message: str | None, what: str) -> KdirectError:
     ):
         error = AccessDeniedError(text)
         error.held = code == layout.ERROR_ACCESS_HELD
+        error.tiered = code == TieredOffsetError.code
         return error
     if code == layout.ERROR_UNKNOWN_CONNECTION:
         return QueuePairError(text)

@@ -1,0 +1,412 @@
+"""Readers that fetch what is in remote storage only past the broker: over every transport and each
+way of access every record comes once, and the broker fetches nothing meanwhile."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kdirect
+from kdirect import metrics
+from kdirect.errors import (
+    KdirectError,
+    ObjectNotFoundError,
+    OffsetOutOfRangeError,
+    RemoteAccessError,
+)
+from tests.client.cold_logs import TP, ColdLog, cold_log, value_of
+from tests.object_servers import gate_to
+from tests.support import wait_until
+
+COLD = {name for name in metrics.names("reader") if name.startswith("client_cold_")}
+TRANSPORTS = ("shm", "tcp")
+ACCESS = ("directory", "config", "presigned")
+
+
+@pytest.fixture(scope="module")
+def logs(
+    tmp_path_factory: pytest.TempPathFactory, object_stores: Any
+) -> Iterator[dict[str, ColdLog]]:
+    """Of each way of access a broker whose topic is cold."""
+    directory = tmp_path_factory.mktemp("cold")
+    with (
+        cold_log(directory / "a", object_stores["directory"].fresh()) as on_disk,
+        cold_log(directory / "b", object_stores["s3"].fresh()) as config,
+        cold_log(directory / "c", object_stores["s3"].fresh(), "presigned") as presigned,
+    ):
+        yield {"directory": on_disk, "config": config, "presigned": presigned}
+
+
+def read(log: ColdLog, start: int, stop: int, **more: Any) -> tuple[list[int], dict[str, int]]:
+    """The offsets of a range, whose values are looked at; and what its reader counts."""
+    offsets: list[int] = []
+    with kdirect.connect(log.settings(**more)) as session:
+        with session.reader(TP, start, stop) as reader:
+            for batch in reader:
+                found = batch.column("offset").to_pylist()
+                assert batch.column("value").to_pylist() == [value_of(i, log.size) for i in found]
+                offsets += found
+            return offsets, reader.statistics()
+
+
+def consume(log: ColdLog, count: int, **more: Any) -> tuple[list[int], dict[str, int]]:
+    offsets = []
+    with kdirect.Consumer(log.settings(**more)) as consumer:
+        consumer.assign({TP: 0})
+        while len(offsets) < count:
+            message = consumer.poll(10)
+            assert message is not None, f"nothing after {len(offsets)} records"
+            assert message.value() == value_of(message.offset(), log.size)
+            offsets.append(message.offset())
+        assert consumer.poll(0.05) is None
+        return offsets, consumer.statistics()
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("access", ACCESS)
+def test_a_reader_gets_every_record_once(
+    logs: dict[str, ColdLog], access: str, transport: str
+) -> None:
+    log = logs[access]
+    before = log.gets_of_the_broker()
+    offsets, counts = read(log, 0, log.records, transport=transport, cold_reads="direct")
+    assert offsets == list(range(log.records))
+    assert log.gets_of_the_broker() == before
+    needed = sum(s.size for s in log.segments)
+    assert counts["client_cold_gets"] == len(log.segments), "one for each small object"
+    assert set(counts) <= metrics.names("reader") and set(counts) >= COLD
+    assert needed < counts["client_cold_bytes"]
+    # The head is read by READs or by Fetch.
+    assert counts["read_bytes" if transport == "shm" else "fetched_bytes"] > 0
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("access", ACCESS)
+def test_a_consumer_sees_one_log(logs: dict[str, ColdLog], access: str, transport: str) -> None:
+    log = logs[access]
+    before = log.gets_of_the_broker()
+    offsets, counts = consume(log, log.records, transport=transport, cold_reads="direct")
+    assert offsets == list(range(log.records))
+    assert log.gets_of_the_broker() == before
+    assert counts["client_cold_gets"] == len(log.segments)
+    assert set(counts) <= metrics.names("consumer") and set(counts) >= COLD
+    assert counts["read_bytes" if transport == "shm" else "fetched_bytes"] > 0
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_through_the_broker(logs: dict[str, ColdLog], transport: str) -> None:
+    log = logs["directory"]
+    offsets, counts = read(log, 0, log.records, transport=transport, cold_reads="broker")
+    assert offsets == list(range(log.records))
+    assert "client_cold_gets" not in counts and log.gets_of_the_broker() > 0
+    assert consume(log, log.records, transport=transport, cold_reads="broker")[0] == offsets
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_range_in_the_middle(logs: dict[str, ColdLog], transport: str) -> None:
+    """It begins and ends within segments, and takes from them what it needs."""
+    log = logs["directory"]
+    segments = log.segments
+    for start, stop in (
+        (segments[1].base_offset + 7, segments[1].base_offset + 9),
+        (segments[2].end_offset - 1, segments[3].base_offset + 1),
+        (segments[0].base_offset + 5, segments[4].end_offset - 5),
+        (segments[-1].end_offset - 2, log.records - 1),
+    ):
+        offsets, counts = read(log, start, stop, transport=transport, cold_reads="direct")
+        assert offsets == list(range(start, stop)), (start, stop)
+        inside = [s for s in segments if s.base_offset < stop and s.end_offset > start]
+        assert counts["client_cold_gets"] <= len(inside) + 2
+
+
+# -- large objects ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory, object_stores: Any) -> Iterator[ColdLog]:
+    """Segments of 3 MiB: several pieces each."""
+    directory = tmp_path_factory.mktemp("large")
+    place = object_stores["s3"].fresh()
+    with cold_log(
+        directory, place, records=9000, size=1600, batch=50, segment_bytes=3 << 20
+    ) as log:
+        assert len(log.segments) >= 4 and all(s.size > 2 << 20 for s in log.segments)
+        yield log
+
+
+def test_a_whole_range_costs_little_more_than_its_bytes(large: ColdLog) -> None:
+    stop = large.segments[-1].end_offset
+    offsets, counts = read(large, 0, stop, transport="tcp", cold_reads="direct")
+    assert offsets == list(range(stop))
+    needed = sum(s.size for s in large.segments)
+    assert needed < counts["client_cold_bytes"] <= 1.05 * needed
+    # Of each object its tail, and pieces of 1 MiB that end with a batch.
+    assert 4 * len(large.segments) <= counts["client_cold_gets"] <= 6 * len(large.segments)
+    assert counts["client_cold_lookups"] == 1
+
+
+def test_the_requests_at_the_store(large: ColdLog) -> None:
+    """What the client counts is what the server sees; of each object, pyarrow asks for the size."""
+    with gate_to(large.place) as (gate, place):
+        through = ColdLog(large.broker, place, large.size)
+        large.broker.server.remote.locations._store = place.store()
+        try:
+            stop = large.segments[1].end_offset
+            offsets, counts = read(through, 0, stop, transport="tcp", cold_reads="direct")
+        finally:
+            large.broker.server.remote.locations._store = large.broker.server.remote.store
+    assert offsets == list(range(stop))
+    gets = [r for r in gate.requests if r.method == "GET"]
+    assert len(gets) == counts["client_cold_gets"]
+    assert gate.lines.count("HEAD") <= 2 * 4 and not [r for r in gate.requests if "list" in r.query]
+    ranges = [tuple(map(int, r.range.removeprefix("bytes=").split("-"))) for r in gets]
+    assert sum(b - a + 1 for a, b in ranges) == counts["client_cold_bytes"]
+    assert max(b - a + 1 for a, b in ranges) <= 1 << 20
+
+
+def test_a_range_in_a_large_object(large: ColdLog) -> None:
+    segment = large.segments[1]
+    middle = (segment.base_offset + segment.end_offset) // 2
+    offsets, counts = read(large, middle, middle + 3, transport="tcp", cold_reads="direct")
+    assert offsets == [middle, middle + 1, middle + 2]
+    assert counts["client_cold_gets"] == 2 and counts["client_cold_bytes"] < 256 << 10
+
+
+def test_pieces_that_do_not_end_with_a_batch(tmp_path: Path, object_stores: Any) -> None:
+    """An index that knows few batches, and batches larger than a piece."""
+    place = object_stores["directory"].fresh()
+    more = {"log.index.interval.bytes": str(1 << 20), "num.partitions": "1"}
+    with cold_log(
+        tmp_path, place, records=4000, size=1000, batch=300, segment_bytes=2 << 20, more=more
+    ) as log:
+        for buffer in (65536, 300_000, 4 << 20):
+            for start in (0, 333):
+                offsets, counts = read(
+                    log, start, log.records, transport="tcp", cold_reads="direct",
+                    fetch_buffer_bytes=buffer,
+                )  # fmt: skip
+                assert offsets == list(range(start, log.records)), (buffer, start)
+                assert counts["client_cold_gets"] > 4
+
+
+def test_prefer_cold_leaves_the_broker_alone(tmp_path: Path, object_stores: Any) -> None:
+    """What is at the broker, too, comes from the store."""
+    place = object_stores["directory"].fresh()
+    with cold_log(tmp_path, place, settle=False, local_retention="-2") as log:
+        partition = log.partition
+        assert partition.local_log_start_offset == 0
+        end = log.broker.server.remote.end_offset(partition)
+        assert 0 < end < log.records
+        for transport in TRANSPORTS:
+            for prefers in (False, True):
+                given = {"transport": transport, "prefer_cold": prefers}
+                offsets, counts = read(log, 0, end, **given)
+                assert offsets == list(range(end))
+                hot = counts.get("read_bytes", 0) + counts.get("fetched_bytes", 0)
+                assert (hot == 0) == prefers
+                assert (counts.get("client_cold_gets", 0) > 0) == prefers
+                assert consume(log, log.records, **given)[0] == list(range(log.records))
+
+
+# -- what goes wrong -------------------------------------------------------------------------------
+
+
+def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [
+        r.getMessage()
+        for r in caplog.records
+        if r.levelno >= logging.WARNING and "read through the broker" in r.getMessage()
+    ]
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_wrong_credentials(
+    logs: dict[str, ColdLog], transport: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = logs["config"]
+    wrong = {"remote.config.secret_key": "wrong-secret-of-this-test", "transport": transport}
+    settings = log.settings() | wrong
+    with kdirect.connect(settings | {"cold.reads": "auto"}) as session:
+        for _ in range(2):
+            with session.reader(TP, 0, log.records) as reader:
+                assert sum(b.num_rows for b in reader) == log.records
+                assert reader.statistics()["fetched_bytes"] > 0
+    (warning,) = warnings_of(caplog)
+    assert "secret" in warning and "wrong-secret" not in caplog.text
+    with kdirect.connect(settings | {"cold.reads": "direct"}) as session:
+        with session.reader(TP, 0, log.records) as reader, pytest.raises(RemoteAccessError):
+            list(reader)
+    assert "wrong-secret" not in caplog.text
+
+
+def test_a_consumer_falls_back(logs: dict[str, ColdLog], caplog: pytest.LogCaptureFixture) -> None:
+    log = logs["config"]
+    for transport in TRANSPORTS:
+        caplog.clear()
+        wrong = {"remote.config.secret_key": "another-wrong-secret", "transport": transport}
+        with kdirect.Consumer(log.settings() | wrong) as consumer:
+            consumer.assign({TP: 0})
+            found: list[int] = []
+            while len(found) < log.records:
+                found += [m.offset() for m in consumer.consume(500, 10)]
+        assert found == list(range(log.records))
+        assert len(warnings_of(caplog)) == 1
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_broker_that_allows_no_direct_reads(
+    tmp_path: Path, transport: str, object_stores: Any
+) -> None:
+    with cold_log(tmp_path, object_stores["directory"].fresh(), "broker") as log:
+        offsets, counts = read(log, 0, log.records, transport=transport, cold_reads="auto")
+        assert offsets == list(range(log.records)) and counts["client_cold_gets"] == 0
+        with pytest.raises(RemoteAccessError, match=r"of this broker is broker.*cold\.reads=auto"):
+            read(log, 0, log.records, transport=transport, cold_reads="direct")
+        hot = log.partition.local_log_start_offset
+        assert read(log, hot, log.records, transport=transport, cold_reads="direct")[0]
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_records_that_are_deleted_meanwhile(
+    tmp_path: Path, transport: str, object_stores: Any
+) -> None:
+    """Objects that are gone are looked up again, and then it is the usual error, or reset."""
+    with cold_log(tmp_path, object_stores["directory"].fresh()) as log:
+        settings = log.settings(transport=transport, cold_reads="direct", fetch_buffer_bytes=65536)
+        start = log.segments[-2].base_offset
+        store = log.place.store()
+        keys = [log.key(s) for s in log.segments[:-2]]
+        with (
+            kdirect.connect(settings) as session,
+            session.reader(TP, 0, log.records, target_rows=20) as reader,
+            kdirect.Consumer(settings) as consumer,
+        ):
+            batches = reader.batches()
+            first = next(batches).num_rows
+            consumer.assign({TP: 0})
+            polled = [consumer.poll(10).offset()]
+            session.admin.delete_records({TP: start})
+            wait_for_absence(store, keys)
+            with pytest.raises(OffsetOutOfRangeError, match="outside"):
+                for batch in batches:
+                    first += batch.num_rows
+            assert reader.next_offset == first < start
+            while polled[-1] < log.records - 1:
+                message = consumer.poll(10)
+                assert message is not None
+                polled.append(message.offset())
+        gap = [(a, b) for a, b in pairwise(polled) if b != a + 1]
+        assert len(gap) == 1 and gap[0][1] == start, "auto.offset.reset=earliest"
+
+
+def wait_for_absence(store: Any, keys: list[str]) -> None:
+    wait_until(lambda: all(store.size(key) is None for key in keys), "the deletion of objects")
+
+
+def test_an_object_that_is_lost(tmp_path: Path, object_stores: Any) -> None:
+    with cold_log(tmp_path, object_stores["directory"].fresh()) as log:
+        key = log.key(log.segments[1])
+        log.place.store().delete(key)
+        for mode in ("direct", "auto"):
+            with pytest.raises(ObjectNotFoundError, match=key):
+                read(log, 0, log.records, transport="tcp", cold_reads=mode)
+
+
+def damage_batch(data: bytearray) -> None:
+    data[3000] ^= 1
+
+
+def damage_offset(data: bytearray) -> None:
+    data[7] ^= 3  # of the first base offset, which no CRC covers
+
+
+def damage_footer(data: bytearray) -> None:
+    data[-40] ^= 1
+
+
+def damage_index(data: bytearray, log_bytes: int) -> None:
+    data[log_bytes + 3] ^= 1
+
+
+def cut(data: bytearray) -> None:
+    del data[-100:]
+
+
+DAMAGES = {"batch": damage_batch, "offset": damage_offset, "footer": damage_footer, "cut": cut}
+
+
+@pytest.mark.parametrize("kind", ["batch", "offset", "footer", "cut", "index", "swapped"])
+@pytest.mark.parametrize("access", ["directory", "presigned"])
+def test_damaged_objects_are_named(
+    tmp_path: Path, object_stores: Any, kind: str, access: str
+) -> None:
+    place = object_stores["directory" if access == "directory" else "s3"].fresh()
+    with cold_log(tmp_path, place, "config" if access == "directory" else access) as log:
+        segment, other = log.segments[1], log.segments[2]
+        key, store = log.key(segment), log.place.store()
+        size = store.size(key)
+        assert size is not None
+        data = bytearray(store.get(key, 0, size))
+        if kind == "swapped":
+            data = bytearray(store.get(log.key(other), 0, store.size(log.key(other)) or 0))
+        elif kind == "index":
+            damage_index(data, segment.size)
+        else:
+            DAMAGES[kind](data)
+        store.delete(key)
+        store.put(key, len(data), [bytes(data)])
+        starts = [0, segment.base_offset + 3]
+        for transport in TRANSPORTS:
+            for start in starts:
+                with pytest.raises(KdirectError) as e:
+                    read(log, start, log.records, transport=transport, cold_reads="direct")
+                assert key in str(e.value), str(e.value)
+                assert "X-Amz" not in str(e.value)
+        # What comes before it is read, and what comes after it.
+        before, _ = read(log, 0, segment.base_offset, transport="tcp", cold_reads="direct")
+        after, _ = read(log, segment.end_offset, log.records, transport="tcp", cold_reads="direct")
+        assert before + after == [
+            i for i in range(log.records) if not segment.base_offset <= i < segment.end_offset
+        ]
+
+
+def test_a_signed_url_that_has_expired(tmp_path: Path, object_stores: Any) -> None:
+    """The broker is asked again, and reading goes on where it was."""
+    place = object_stores["s3"].fresh()
+    more = {"remote.log.presign.expiry.ms": "1000"}
+    with cold_log(tmp_path, place, "presigned", more=more) as log:
+        settings = log.settings(transport="tcp", cold_reads="direct", fetch_buffer_bytes=65536)
+        with kdirect.connect(settings) as session, session.reader(TP, 0, log.records) as reader:
+            reader._decoder_settings["target_rows"] = 20
+            batches = reader.batches()
+            count = next(batches).num_rows
+            time.sleep(2.1)
+            count += sum(b.num_rows for b in batches)
+            assert count == log.records
+            assert reader.statistics()["client_cold_lookups"] >= 2
+
+
+def test_a_child_opens_its_own(logs: dict[str, ColdLog]) -> None:
+    """PySpark forks its workers from a process that may have read before."""
+    log = logs["config"]
+    settings = log.settings(transport="tcp", cold_reads="direct")
+    with kdirect.connect(settings) as session, session.reader(TP, 0, 100) as reader:
+        assert sum(b.num_rows for b in reader) == 100
+        pid = os.fork()
+        if pid == 0:
+            status = 1
+            try:
+                offsets, counts = read(log, 0, 200, transport="tcp", cold_reads="direct")
+                status = 0 if offsets == list(range(200)) and counts["client_cold_gets"] else 2
+            finally:
+                os._exit(status)
+        assert os.waitpid(pid, 0)[1] == 0
+        with session.reader(TP, 100, 300) as again:
+            assert sum(b.num_rows for b in again) == 200
