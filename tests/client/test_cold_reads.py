@@ -47,13 +47,15 @@ def logs(
 def read(log: ColdLog, start: int, stop: int, **more: Any) -> tuple[list[int], dict[str, int]]:
     """The offsets of a range, whose values are looked at; and what its reader counts."""
     offsets: list[int] = []
-    with kdirect.connect(log.settings(**more)) as session:
-        with session.reader(TP, start, stop) as reader:
-            for batch in reader:
-                found = batch.column("offset").to_pylist()
-                assert batch.column("value").to_pylist() == [value_of(i, log.size) for i in found]
-                offsets += found
-            return offsets, reader.statistics()
+    with (
+        kdirect.connect(log.settings(**more)) as session,
+        session.reader(TP, start, stop) as reader,
+    ):
+        for batch in reader:
+            found = batch.column("offset").to_pylist()
+            assert batch.column("value").to_pylist() == [value_of(i, log.size) for i in found]
+            offsets += found
+        return offsets, reader.statistics()
 
 
 def consume(log: ColdLog, count: int, **more: Any) -> tuple[list[int], dict[str, int]]:
@@ -240,9 +242,12 @@ def test_wrong_credentials(
                 assert reader.statistics()["fetched_bytes"] > 0
     (warning,) = warnings_of(caplog)
     assert "secret" in warning and "wrong-secret" not in caplog.text
-    with kdirect.connect(settings | {"cold.reads": "direct"}) as session:
-        with session.reader(TP, 0, log.records) as reader, pytest.raises(RemoteAccessError):
-            list(reader)
+    with (
+        kdirect.connect(settings | {"cold.reads": "direct"}) as session,
+        session.reader(TP, 0, log.records) as reader,
+        pytest.raises(RemoteAccessError),
+    ):
+        list(reader)
     assert "wrong-secret" not in caplog.text
 
 
@@ -369,6 +374,16 @@ def test_damaged_objects_are_named(
                     read(log, start, log.records, transport=transport, cold_reads="direct")
                 assert key in str(e.value), str(e.value)
                 assert "X-Amz" not in str(e.value)
+        with kdirect.Consumer(log.settings(cold_reads="direct")) as consumer:
+            consumer.assign({TP: 0})
+            found: list[int] = []
+            with pytest.raises(KdirectError) as e:
+                while True:
+                    found += [m.offset() for m in consumer.consume(500, 10)]
+            assert key in str(e.value) and found == list(range(found[-1] + 1))
+            assert e.value.topic_partition == TP and e.value.offset == found[-1] + 1
+            consumer.seek(TP, segment.end_offset)
+            assert consumer.poll(10).offset() == segment.end_offset
         # What comes before it is read, and what comes after it.
         before, _ = read(log, 0, segment.base_offset, transport="tcp", cold_reads="direct")
         after, _ = read(log, segment.end_offset, log.records, transport="tcp", cold_reads="direct")
@@ -410,3 +425,81 @@ def test_a_child_opens_its_own(logs: dict[str, ColdLog]) -> None:
         assert os.waitpid(pid, 0)[1] == 0
         with session.reader(TP, 100, 300) as again:
             assert sum(b.num_rows for b in again) == 200
+
+
+# -- as a consumer -------------------------------------------------------------------------------
+
+
+def test_pauses_seeks_and_columns(logs: dict[str, ColdLog]) -> None:
+    log = logs["directory"]
+    for transport in TRANSPORTS:
+        with kdirect.Consumer(log.settings(transport=transport, cold_reads="direct")) as consumer:
+            consumer.assign({TP: 0})
+            assert consumer.poll(10).offset() == 0
+            consumer.pause([TP])
+            assert consumer.poll(0.1) is None
+            consumer.resume([TP])
+            assert consumer.poll(10).offset() == 1
+            consumer.seek(TP, 777)
+            assert consumer.poll(10).offset() == 777
+            consumer.seek(TP, log.records - 1)  # hot
+            assert consumer.poll(10).offset() == log.records - 1
+            consumer.seek(TP, 5)
+            found = [consumer.poll(10).offset()]
+            while found[-1] < log.records - 1:
+                batch = consumer.poll_arrow(10, max_bytes=30_000)
+                assert batch is not None
+                found += batch.column("offset").to_pylist()
+            assert found == list(range(5, log.records))
+
+
+def test_what_is_appended_meanwhile_follows(tmp_path: Path, object_stores: Any) -> None:
+    """Rolls and deletions at the broker go on under the reader's feet."""
+    with cold_log(tmp_path, object_stores["directory"].fresh(), records=600) as log:
+        settings = log.settings(transport="shm", cold_reads="direct", fetch_buffer_bytes=65536)
+        with kdirect.Consumer(settings) as consumer:
+            consumer.assign({TP: 0})
+            found: list[int] = []
+            for _ in range(4):
+                found += [m.offset() for m in consumer.consume(100, 10)]
+                log.produce(200)
+                log.settle()
+            while len(found) < log.records:
+                found += [m.offset() for m in consumer.consume(100, 10)]
+            assert found == list(range(log.records))
+            assert consumer.statistics()["client_cold_gets"] > 0
+        assert log.gets_of_the_broker() == 0
+
+
+def test_many_partitions_in_one_request(tmp_path: Path, object_stores: Any) -> None:
+    """None of them is read through the broker because an answer has no room for it."""
+    partitions = 70
+    place = object_stores["directory"].fresh()
+    with cold_log(tmp_path, place, records=400) as log:
+        with kdirect.connect(log.servers) as session:
+            session.admin.create_topic(
+                "many",
+                partitions,
+                configs={
+                    "remote.storage.enable": "true",
+                    "segment.bytes": "4096",
+                    "local.retention.bytes": "1",
+                },
+            )
+        with kdirect.Producer({"bootstrap.servers": log.servers, "transport": "tcp"}) as producer:
+            for _ in range(5):
+                for i in range(partitions):
+                    producer.produce("many", bytes(1500), partition=i)
+                producer.flush()
+        tps = [kdirect.TopicPartition("many", i) for i in range(partitions)]
+        known = log.broker.server.logs.partitions
+        wait_until(lambda: all(len(known[tp].segments) == 1 for tp in tps), "their copies")
+        with kdirect.Consumer(log.settings(transport="tcp", cold_reads="direct")) as consumer:
+            consumer.assign(dict.fromkeys(tps, 0))
+            found = set()
+            while len(found) < 5 * partitions:
+                for m in consumer.consume(1000, 10):
+                    assert (m.partition(), m.offset()) not in found
+                    found.add((m.partition(), m.offset()))
+            assert consumer.statistics()["client_cold_lookups"] >= 2
+        assert log.gets_of_the_broker() == 0

@@ -29,9 +29,10 @@ from kdirect.objects.store import ObjectStore
 from kdirect.storage.remote_logs import RemoteLogs
 from kdirect.storage.upload import key_of
 
-# Of one answer.  A client that wants more asks again, from the end of the last one on.
+# Of one answer, but one for each partition.  A client that wants more asks again, from the end of
+# the last one on.
 MOST_LOCATIONS = 256
-MOST_SIGNED = 32  # a URL is good for a while only
+MOST_SIGNED = 32  # of a partition: a URL is good for a while only
 Wanted = Sequence[tuple[Any, "Partition | Exception"]]
 
 
@@ -50,16 +51,14 @@ class RemoteLocations:
     def answer(self, header: p.RequestHeader, wanted: Wanted) -> Answer:
         """The response to a LocateRecords: of each partition that it names the request's part, and
         the partition, or why this broker does not lead it."""
-        room = MOST_LOCATIONS
+        share = max(1, MOST_LOCATIONS // max(1, len(wanted)))
         rows = []
         signed = False
         for x, partition in wanted:
             is_signed = _access(partition) == "presigned"
             signed = signed or is_signed
-            row = self._row(x, partition, min(room, MOST_SIGNED) if is_signed else room)
-            room -= len(row["locations"])
-            rows.append(row)
-        if signed and room < MOST_LOCATIONS:
+            rows.append(self._row(x, partition, min(share, MOST_SIGNED) if is_signed else share))
+        if signed:
             return later(self._sign(header, rows))
         return self._respond(header, rows, signed)
 

@@ -23,20 +23,21 @@ from __future__ import annotations
 import threading
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NoReturn, Protocol
 
 from kdirect.client.cold_object import ColdObject
 from kdirect.client.cold_places import ColdPlace, ColdView, Wanted, locate
 from kdirect.client.cold_stores import ColdStores
 from kdirect.client.cursor import TcpCursor
-from kdirect.client.lost_broker import has_moved
+from kdirect.client.lost_broker import LOST, has_moved
 from kdirect.errors import (
     AccessDeniedError,
     ConfigError,
     KdirectError,
     ObjectNotFoundError,
     OffsetOutOfRangeError,
+    ProtocolError,
     RemoteAccessError,
     RemoteStorageError,
     UnknownTopicError,
@@ -98,7 +99,6 @@ class _Log:
     def __init__(self, cursor: ColdCursor, view: ColdView, stop: int) -> None:
         self.cursor = cursor
         self.stop = stop
-        self.view = view
         self.places = deque(view.places)  # not opened yet
         self.located_to = view.places[-1].end_offset
         self.opened: deque[_Opened] = deque()
@@ -107,7 +107,8 @@ class _Log:
 
 
 class ColdReads:
-    """See the module.  `stop`: no record is wanted from there on.  A source of cursors, as
+    """See the module.  `stop`: no record is wanted from there on; `patience_ms`: how long a broker
+    may take to say where records are, as others are read meanwhile.  A source of cursors, as
     `kdirect.client.read_paths.TcpSource` describes them."""
 
     def __init__(
@@ -118,8 +119,10 @@ class ColdReads:
         environment: Environment,
         *,
         stop: int = NO_STOP,
+        patience_ms: float | None = None,
     ) -> None:
         self._cluster = cluster
+        self._patience_ms = patience_ms
         self._stores = stores
         self._environment = environment
         self._stop = stop
@@ -144,45 +147,52 @@ class ColdReads:
         return self._stores.prefers_cold
 
     def enter(
-        self, offsets: Mapping[TopicPartition, int]
-    ) -> tuple[set[TopicPartition], dict[TopicPartition, KdirectError]]:
-        """Read those of these that are in objects which may be read; and which of them are refused
-        with ``cold.reads=direct``, because they are nowhere else."""
+        self, offsets: Mapping[TopicPartition, int], known: Collection[TopicPartition] = ()
+    ) -> dict[TopicPartition, KdirectError]:
+        """Read those of these that are in objects which may be read; the others are not here then.
+        Of the others, those that are refused, as with ``cold.reads=direct`` there is no other way.
+        Of those of `known` the broker has said just now that they are cold."""
         self.release(offsets)
         refused: dict[TopicPartition, KdirectError] = {}
         stores = self._stores
-        wanted = [
-            tp
+        wanted = {
+            tp: offset
             for tp, offset in offsets.items()
-            if 0 <= offset < self._hot.pop(tp, NO_STOP) and not stores.is_refused(tp.topic)
-        ]
+            if (0 <= offset < self._hot.pop(tp, NO_STOP) or tp in known)
+            and not stores.is_refused(tp.topic)
+        }
         if not stores.is_used:
-            wanted = []
-        for tp, view in self._locate({tp: offsets[tp] for tp in wanted}).items():
+            wanted = {}
+        for tp, view in self._locate(wanted).items():
             offset = offsets[tp]
             if view.places:
                 cursor = ColdCursor(tp, offset, self, max_batch_bytes=self._max_batch_bytes)
                 self._logs[tp] = _Log(cursor, view, self._stop)
-            elif self._is_denied(tp, offset, view):
-                assert view.error is not None
-                refused[tp] = RemoteAccessError(
+            elif view.error is not None and not _is_of_the_log(view.error):
+                error = self._denied(tp, offset, view, view.error)
+                if error is not None:
+                    refused[tp] = error
+        return refused
+
+    def _denied(
+        self, tp: TopicPartition, offset: int, view: ColdView, why: KdirectError
+    ) -> KdirectError | None:
+        """There are no places, because of `why`.  The error, where there is no other way."""
+        forged = isinstance(why, ProtocolError)
+        if self._stores.mode == "direct":
+            if forged:
+                return why
+            if offset < view.local_start:
+                return RemoteAccessError(
                     f"offset {offset} of {tp} is in remote storage only, and its broker does not"
-                    f" let it be read from there: {view.error.message}",
+                    f" let it be read from there: {why.message}",
                     hint="set cold.reads=auto, or remote.log.client.access of the broker",
                 )
-        return set(self._logs).intersection(offsets), refused
-
-    def _is_denied(self, tp: TopicPartition, offset: int, view: ColdView) -> bool:
-        """Note why there are no places.  Is that an error, because there is no other way?"""
-        error = view.error
-        if error is None or has_moved(error):
-            return False
-        if isinstance(error, OffsetOutOfRangeError | UnknownTopicError):
-            return False  # the other way says so
-        if self._stores.mode == "direct":
-            return offset < view.local_start
-        self._stores.refuse(tp.topic)
-        return False
+        elif forged:
+            self._stores.give_up(why)
+        elif view.local_start >= 0:
+            self._stores.refuse(tp.topic)
+        return None
 
     def _locate(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, ColdView]:
         if not offsets:
@@ -192,7 +202,7 @@ class ColdReads:
         else:
             stop = self._stop
         wanted = [Wanted(tp, offset, stop) for tp, offset in offsets.items()]
-        found, requests = locate(self._cluster, wanted)
+        found, requests = locate(self._cluster, wanted, self._patience_ms)
         self._lookups += requests
         if self.comes_first:
             return found
@@ -364,14 +374,12 @@ class ColdReads:
     # -- where it ends -----------------------------------------------------------------------------
 
     def _go_on(self, found: _Log) -> None:
-        """All that was located is read: look up what comes next."""
-        cursor, before = found.cursor, found.view
+        """All that was located is read: look up what comes next.  More may be cold by now."""
+        cursor = found.cursor
         cursor.next_offset = offset = max(cursor.next_offset, found.located_to)
-        is_cold = offset < before.local_start
-        if (is_cold or self.comes_first) and offset < self._stop and self._again(found, offset):
+        if offset < self._stop and self._again(found, offset):
             return
-        if not is_cold:
-            self._hot[cursor.tp] = offset
+        self._hot[cursor.tp] = offset
         self._leave(found, f"offset {offset} of {cursor.tp} is at the broker")
 
     def _again(self, found: _Log, offset: int) -> bool:
@@ -384,7 +392,6 @@ class ColdReads:
         if view is None or not view.places:
             return False
         self._drop(found)
-        found.view = view
         found.places.extend(view.places)
         found.located_to = view.places[-1].end_offset
         return True
@@ -435,14 +442,13 @@ def cold_reads(
     connections: ColdConnections,
     settings: Mapping[str, Any],
     environment: Environment,
-    *,
-    stop: int = NO_STOP,
+    **more: Any,
 ) -> ColdReads | None:
     """`ColdReads` over the connections of a session, unless nothing may be read past the broker."""
     stores = connections.cold_stores
     if stores is None or stores.mode == "broker":
         return None
-    return ColdReads(connections.cluster, settings, stores, environment, stop=stop)
+    return ColdReads(connections.cluster, settings, stores, environment, **more)
 
 
 def _head(opened: _Opened) -> Attempt[Any] | None:
@@ -450,6 +456,12 @@ def _head(opened: _Opened) -> Attempt[Any] | None:
     if not opened.is_open:
         return opened.opening
     return opened.under_way[0][0] if opened.under_way else None
+
+
+def _is_of_the_log(error: KdirectError) -> bool:
+    """Does whoever reads the partition by another way meet the same error?"""
+    passing = isinstance(error, (*LOST, OffsetOutOfRangeError, UnknownTopicError))
+    return passing or has_moved(error)
 
 
 def _only_cold(view: ColdView) -> ColdView:

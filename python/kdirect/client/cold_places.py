@@ -22,7 +22,9 @@ from kdirect.format.segment_object import SegmentIdentity, TailPlace, parse_key
 from kdirect.model import TopicPartition
 from kdirect.wire.channel import access_error
 from kdirect.wire.cluster import Cluster
+from kdirect.wire.connection import Connection
 
+AT_ONCE = 64  # partitions in one request: an answer has a limited number of places
 _LARGEST_LOG = (1 << 31) - 1
 _LARGEST_TAIL = 1 << 30
 _HINT = "broker and client are of different versions, or the broker is not what it says"
@@ -53,9 +55,8 @@ class ColdPlace:
 
 
 class ColdView(NamedTuple):
-    """What a leader knows of a partition from one offset on.  `error`: why it tells no places, if
-    that is so though there are some; `local_start`: what is below it is in remote storage only; -1:
-    not told."""
+    """What a leader knows of a partition from one offset on.  `error`: why it tells no places, or
+    why nobody knows; `local_start`: what is below it is in remote storage only; -1: not told."""
 
     places: tuple[ColdPlace, ...]
     local_start: int
@@ -71,27 +72,31 @@ class Wanted(NamedTuple):
 
 
 def locate(
-    cluster: Cluster, wanted: Iterable[Wanted]
+    cluster: Cluster, wanted: Iterable[Wanted], timeout_ms: float | None
 ) -> tuple[dict[TopicPartition, ColdView], int]:
-    """What the leaders tell of these, and by how many requests: one for each broker.  Those that
-    lead to no broker with tiered storage are left out, also where one does not answer: whatever way
-    is taken instead says what is wrong."""
-    of_connection: dict[int, tuple[Any, list[Wanted]]] = {}
+    """What the leaders tell of these, and by how many requests; `timeout_ms` limits each of them.
+    Those that are led by a broker without tiered storage are left out; what a broker does not
+    answer, or answers wrongly, is the `error` of its partitions."""
+    of_connection: dict[int, tuple[Connection, list[Wanted]]] = {}
+    out: dict[TopicPartition, ColdView] = {}
     for x in wanted:
         try:
-            connection = cluster.connection_for(x.tp)
-        except KdirectError:
+            connection = cluster.connection_for(x.tp, timeout_ms=timeout_ms)
+        except KdirectError as e:
+            out[x.tp] = ColdView((), -1, e)
             continue
         if connection.supports(layout.API_LOCATE_RECORDS):
             of_connection.setdefault(id(connection), (connection, []))[1].append(x)
-    out: dict[TopicPartition, ColdView] = {}
+    requests = 0
     for connection, those in of_connection.values():
-        try:
-            answer = connection.request(_request(cluster, those))
-        except KdirectError:
-            continue
-        out.update(_views(those, answer))
-    return out, len(of_connection)
+        for i in range(0, len(those), AT_ONCE):
+            part = those[i : i + AT_ONCE]
+            requests += 1
+            try:
+                out.update(_views(part, connection.request(_request(cluster, part), timeout_ms)))
+            except KdirectError as e:
+                out.update((x.tp, ColdView((), -1, e)) for x in part)
+    return out, requests
 
 
 def _request(cluster: Cluster, wanted: list[Wanted]) -> Any:

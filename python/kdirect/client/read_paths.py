@@ -396,22 +396,24 @@ class ReadPaths:
     def enter(self, offsets: Mapping[TopicPartition, int]) -> Entered:
         """Read these from these offsets, by the path that there is.  Those that were not refused,
         nor lost, and whose broker is not still asked, have a cursor then."""
-        taken: set[TopicPartition] = set()
+        cold, others = self.cold, offsets
         refused: dict[TopicPartition, KdirectError] = {}
-        cold = self.cold
         if cold is not None:
             cold.release(offsets)
             if cold.comes_first:
-                taken, refused = cold.enter(offsets)
-                self.direct.release(taken)
-        others = {tp: x for tp, x in offsets.items() if tp not in taken and tp not in refused}
+                refused = cold.enter(offsets)
+                others = {
+                    tp: x for tp, x in offsets.items() if tp not in cold and tp not in refused
+                }
+                self.direct.release([tp for tp in offsets if tp not in others])
         entered = self.direct.enter(others) if others else Entered()
         over_tcp = entered.over_tcp
         if cold is not None and not cold.comes_first:
             maybe = {tp: offsets[tp] for tp, e in over_tcp.items() if _may_be_cold(e)}
-            taken, refused = cold.enter(maybe)
-        for tp in taken | refused.keys():
-            over_tcp.pop(tp, None)
+            refused = cold.enter(maybe, [tp for tp in maybe if over_tcp[tp] is not None])
+            for tp in maybe:
+                if tp in cold or tp in refused:
+                    del over_tcp[tp]
         entered.refused.update(refused)
         self.second_best.difference_update(offsets)
         self.second_best.update(tp for tp, e in over_tcp.items() if e is not None)

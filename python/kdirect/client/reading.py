@@ -68,6 +68,7 @@ log = logging.getLogger("kdirect.client")
 NO_STOP = 2**63 - 1
 MOVED_AGAIN_S = 0.02  # after another broker was to be asked, or the same one again
 ENTER_AGAIN_MS = 100.0  # between two looks whether brokers that were asked have answered
+PATIENCE_MS = 2000.0  # with a broker that is asked where cold records are
 ENTER_AGAIN_S = 0.5  # after partitions of a broker that answered could not be entered
 
 Take = Callable[[TopicPartition], bool]
@@ -89,7 +90,7 @@ class Reading:
             settings,
             lambda: TcpRound(session.cluster, settings, bell),
             besides=session.environment,
-            cold=cold_reads(session, settings, session.environment),
+            cold=cold_reads(session, settings, session.environment, patience_ms=PATIENCE_MS),
         )
         # Of the one partition there is, once it was polled: polls may go to it directly.
         self.alone: DirectCursor | None = None
