@@ -18,6 +18,7 @@ from pyspark.sql.datasource import InputPartition
 from kdirect.errors import KdirectError, UnknownTopicError
 from kdirect.model import TopicPartition
 from kdirect_spark import offsets, worker
+from kdirect_spark.cold_plan import LocatedRange, split_at_objects, split_further
 from kdirect_spark.offsets import AtTimes, Limit, Offsets, Plan
 from kdirect_spark.settings import SourceSettings
 
@@ -26,12 +27,14 @@ log = logging.getLogger("kdirect_spark")
 
 @dataclass(frozen=True)
 class RangePartition(InputPartition):
-    """What one task reads: the records of one topic partition with offsets in [start, stop)."""
+    """What one task reads: the records of one topic partition with offsets in [start, stop).
+    `places`: the objects of remote storage that hold them; signed URLs are not among them."""
 
     topic: str
     partition: int
     start: int
     stop: int
+    places: tuple[Any, ...] = ()
 
 
 # How often topics are listed before those whose offsets are refused are called gone: a topic can be
@@ -166,13 +169,20 @@ class BrokerView:
             by_time = self.look(lambda s: s.offsets_for_times(times)) if times else {}
         return offsets.resolve_limit(limit, option, partitions, watermarks, by_time)
 
-    def input_partitions(self, plan: Plan) -> list[InputPartition]:
+    def input_partitions(self, plan: Plan, *, by_object: bool = False) -> list[InputPartition]:
         """The ranges of `plan` as Spark partitions, split for minPartitions and
-        maxRecordsPerPartition."""
-        ranges = offsets.split(
-            plan.ranges, self._settings.min_partitions, self._settings.max_records
-        )
+        maxRecordsPerPartition, and, with `by_object`, where objects of remote storage end."""
+        located = [LocatedRange(r) for r in plan.ranges if r.size > 0]
+        if self._settings.client.get("cold.reads") != "broker":
+            places = self.look(lambda s: s.locate(_wanted(plan)))
+            if any(places.values()):
+                located = split_at_objects(plan.ranges, places, by_object=by_object)
+        settings = self._settings
         return [
-            RangePartition(r.topic_partition.topic, r.topic_partition.partition, r.start, r.stop)
-            for r in ranges
+            RangePartition(*x.range.topic_partition, x.range.start, x.range.stop, x.places)
+            for x in split_further(located, settings.min_partitions, settings.max_records)
         ]
+
+
+def _wanted(plan: Plan) -> dict[TopicPartition, tuple[int, int]]:
+    return {r.topic_partition: (r.start, r.stop) for r in plan.ranges if r.size > 0}

@@ -43,13 +43,19 @@ class LocatedRange:
 
 
 def split_at_objects(
-    ranges: Iterable[OffsetRange], places: Mapping[TopicPartition, Sequence[Place]]
+    ranges: Iterable[OffsetRange],
+    places: Mapping[TopicPartition, Sequence[Place]],
+    *,
+    by_object: bool = True,
 ) -> list[LocatedRange]:
     """Each range in pieces that end where an object does; what lies after the last object of its
-    partition stays whole.  `places` of a partition follow each other without a gap, and the first
-    one holds the start of the range."""
+    partition stays whole.  Without `by_object` the ranges are not split.  `places` of a partition
+    follow each other without a gap, and the first one holds the start of the range."""
     out: list[LocatedRange] = []
     for whole in ranges:
+        if not by_object:
+            out.append(LocatedRange(whole, tuple(places.get(whole.topic_partition, ()))))
+            continue
         start = whole.start
         held: list[Place] = []
         for place in places.get(whole.topic_partition, ()):

@@ -41,7 +41,9 @@ def read_range(settings: SourceSettings, partition: InputPartition) -> Iterator[
     if not isinstance(partition, RangePartition):
         return  # Spark passes one empty partition for a plan without partitions
     tp = TopicPartition(partition.topic, partition.partition)
-    work = RangeReading(settings, OffsetRange(tp, partition.start, partition.stop))
+    work = RangeReading(
+        settings, OffsetRange(tp, partition.start, partition.stop), partition.places
+    )
     batches = prefetched(work.batches(), settings.prefetch_bytes, lambda _: work.is_done)
     try:
         yield from batches
@@ -125,8 +127,11 @@ class RangeReading:
     """How a task reads one range.  If records within it are gone, a further reader continues after
     them.  `next_offset` is the offset after what was read.  One thread runs `batches`."""
 
-    def __init__(self, settings: SourceSettings, work: OffsetRange) -> None:
+    def __init__(
+        self, settings: SourceSettings, work: OffsetRange, places: tuple[Any, ...] = ()
+    ) -> None:
         self.next_offset = work.start
+        self._places = places  # where the planner has found them
         self.dropped = Dropped()
         self._settings = settings
         self._work = work
@@ -169,6 +174,9 @@ class RangeReading:
         """The batches of one reader, from `next_offset` on."""
         settings, work = self._settings, self._work
         session = worker.session(settings.task_client)
+        if self._places:
+            session.remember_places(self._places)
+            self._places = ()  # when they are gone, the broker knows better
         rows = _kind(settings)(settings, session, work.topic_partition, self.next_offset, work.stop)
         try:
             for batch in rows.batches():

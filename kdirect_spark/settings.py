@@ -95,6 +95,9 @@ _STREAM_ONLY = (
     "kafka.group.id",
 )
 _SINK_ONLY = ("topic",)
+REMOTE = "kdirect.remote."
+# Properties of object stores that are shown nowhere.
+_SECRETS = frozenset(("access_key", "secret_key", "session_token", "account_key", "sas_token"))
 _SINK = ("kafka.bootstrap.servers", "topic", "checkpointLocation", "queryName", "includeHeaders")
 
 
@@ -153,6 +156,7 @@ def source_settings(
     ending, ending_option = _ending(values)
     _check_trigger(values)
     decoded = _values(values, given, schema)
+    client |= _cold(values, given)
     task_client = dict(client)
     task_client.setdefault("request.timeout.ms", values["kafkaConsumer.pollTimeoutMs"])
     return SourceSettings(
@@ -216,7 +220,7 @@ def _sort(
     warnings = []
     for name, value in options.items():
         lower = name.lower()
-        if lower in _own_names():
+        if lower in _own_names() or lower.startswith(REMOTE):
             row = SPARK.find(lower)
             if row.name == "path":
                 raise ConfigError(
@@ -226,7 +230,7 @@ def _sort(
             if row.name == "kafka.bootstrap.servers":
                 client["bootstrap.servers"] = _servers(value)
             else:
-                own[row.name] = value
+                own[lower if row.is_prefix else row.name] = value
             continue
         bare = lower.removeprefix("kafka.")
         if bare in refused:
@@ -377,6 +381,28 @@ def _subscription(values: dict[str, Any], given: set[str]) -> Subscription:
             hint="give one for whole topic names, such as events-.*",
         ) from None
     return SubscribePattern(pattern)
+
+
+def _cold(values: Mapping[str, Any], given: set[str]) -> dict[str, Any]:
+    """The client settings by which records of remote storage are read."""
+    out: dict[str, Any] = {}
+    for name, setting in (("coldReads", "cold.reads"), ("preferCold", "prefer.cold")):
+        if name in given:
+            out[setting] = values[name]
+    for name, value in values.items():
+        if not name.startswith(REMOTE) or value is None:
+            continue
+        rest = name.removeprefix(REMOTE)
+        if rest in _SECRETS:
+            raise ConfigError(
+                f"option {name} would be shown in Spark's plans",
+                hint=f"write {REMOTE}secret.{rest}, which Spark hides, or give it to the executors'"
+                " environment",
+            )
+        rest = rest.removeprefix("secret.")
+        setting = "remote.storage.uri" if rest == "uri" else f"remote.config.{rest}"
+        out[setting] = CLIENT.find(setting).parse(value)
+    return out
 
 
 def _values(

@@ -53,7 +53,7 @@ class KdirectBatchReader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         view, plan, _ = self.plan()
-        return view.input_partitions(plan)
+        return view.input_partitions(plan, by_object=True)
 
     def plan(self) -> tuple[BrokerView, Plan, dict[TopicPartition, tuple[int, int]]]:
         """What the query reads, and the (log start offset, high watermark) of each partition of
@@ -143,7 +143,9 @@ class _StreamReader(DataSourceStreamReader):
 
     def partitions(self, start: dict, end: dict) -> list[InputPartition]:
         plan = self.plan(start, end)
-        return [] if plan is None else self._view.input_partitions(plan)
+        if plan is None:
+            return []
+        return self._view.input_partitions(plan, by_object=self._target is not None)
 
     def plan(self, start: dict, end: dict) -> Plan | None:
         """What the micro-batch between these offsets reads; None if it is empty.  Raises

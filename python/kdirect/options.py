@@ -11,7 +11,12 @@ import re
 
 from kdirect.errors import ConfigError
 from kdirect.option_table import Option, Options, duration_ms
-from kdirect.remote_options import REMOTE_BROKER_ROWS, REMOTE_CLIENT_ROWS, REMOTE_TOPIC_ROWS
+from kdirect.remote_options import (
+    REMOTE_BROKER_ROWS,
+    REMOTE_CLIENT_ROWS,
+    REMOTE_SPARK_ROWS,
+    REMOTE_TOPIC_ROWS,
+)
 
 
 def _must_preallocate(value: bool) -> bool:
@@ -584,6 +589,7 @@ SPARK = Options("Spark options", (
            "Source: size of the Arrow batches that Spark gets.", low=1024, high=256 << 20),
     Option("partitionDiscoveryIntervalMs", "ms", 1000,
            "Stream source: how often to look for new topics and partitions.", low=0),
+    *REMOTE_SPARK_ROWS,
     Option("taskStatisticsDir", "str", None,
            "Source: an existing directory where each task writes a JSON line of what its reader "
            "did (READs, bytes, transport, values that gave no row)."),

@@ -141,6 +141,23 @@ REMOTE_TOPIC_ROWS = (
            "remote.log.storage.system.enable=true."),
 )
 
+REMOTE_SPARK_ROWS = (
+    Option("coldReads", "enum", "auto",
+           "Source: how tasks read records that are in remote storage only: from the object store "
+           "(`direct`), through the broker (`broker`), or from the store if the broker allows it "
+           "and the store answers (`auto`). A batch, and a stream with Trigger.AvailableNow, has a "
+           "task for each object (docs/tiered-storage.md).",
+           choices=("auto", "direct", "broker")),
+    Option("preferCold", "bool", False,
+           "Source: read from the object store also what the broker has itself, as far as it is in "
+           "both, so that a backfill takes nothing of the broker's memory."),
+    Option("kdirect.remote.*", "str", None,
+           "Source: the store that tasks read from (kdirect.remote.uri) and its properties, such "
+           "as kdirect.remote.region. Credentials are kdirect.remote.secret.access_key and the "
+           "like: Spark hides options whose names say `secret` from plans and pages. The "
+           "environment of the executors, or their role, is the better place.", secret=True),
+)
+
 REMOTE_CLIENT_ROWS = (
     Option("cold.reads", "enum", "auto",
            "How records are read that are in remote storage only: by this process from the object "

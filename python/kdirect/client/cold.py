@@ -146,6 +146,10 @@ class ColdReads:
         """Is the store asked before the broker, for what both have?"""
         return self._stores.prefers_cold
 
+    def is_located(self, tp: TopicPartition, offset: int) -> bool:
+        """Is it known where the record is, without asking the broker?"""
+        return self._stores.is_used and bool(self._stores.known(tp, offset))
+
     def enter(
         self, offsets: Mapping[TopicPartition, int], known: Collection[TopicPartition] = ()
     ) -> dict[TopicPartition, KdirectError]:
@@ -195,6 +199,14 @@ class ColdReads:
         return None
 
     def _locate(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, ColdView]:
+        known = {tp: self._stores.known(tp, offset) for tp, offset in offsets.items()}
+        out = {
+            tp: ColdView(places, places[-1].end_offset) for tp, places in known.items() if places
+        }
+        return out | self._ask({tp: x for tp, x in offsets.items() if tp not in out})
+
+    def _ask(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, ColdView]:
+        """What the broker says."""
         if not offsets:
             return {}
         if self._stop == NO_STOP:
@@ -400,6 +412,7 @@ class ColdReads:
         """An object is gone, or its signed URL is refused: look up where its records are now."""
         tp = found.cursor.tp
         offset = max(found.cursor.next_offset, place.start_offset)
+        self._stores.forget(place)
         before, found.renewed = found.renewed, (place.segment_id, offset)
         if found.renewed == before:
             self._failed(found, error)
@@ -426,8 +439,8 @@ class ColdReads:
     # -- looking -----------------------------------------------------------------------------------
 
     def statistics(self) -> dict[str, int]:
-        """By the names of `kdirect.metrics`; nothing while nothing was located."""
-        if not self._lookups:
+        """By the names of `kdirect.metrics`; nothing while nothing was located or fetched."""
+        if not self._lookups and not self._gets:
             return {}
         with self._lock:
             return {

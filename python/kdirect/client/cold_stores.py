@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from kdirect.client.cold_places import ColdPlace
@@ -25,6 +26,7 @@ from kdirect.errors import (
     RemoteStorageError,
     RemoteUnavailableError,
 )
+from kdirect.model import TopicPartition
 from kdirect.objects.presigned import get_presigned
 from kdirect.objects.store import ObjectStore
 from kdirect.wire.environment import Environment
@@ -35,6 +37,7 @@ CREDENTIALS = "remote.config."
 AGAIN_S = 300.0  # after which a store that could not be read is tried again
 ATTEMPTS = 3  # of a GET by a signed URL; those of a store are its own
 PAUSE_S = 0.2
+MOST_PLACES = 20_000
 
 
 class ColdStores:
@@ -53,6 +56,7 @@ class ColdStores:
         self._refused_s: float = settings["metadata.max.age.ms"] / 1000
         self._lock = threading.Lock()
         self._stores: dict[str, ObjectStore] = {}
+        self._places: dict[tuple[TopicPartition, int], ColdPlace] = {}  # by base offset
         self._refused: dict[str, float] = {}  # topics, and until when
         self._given_up_until = float("-inf")
         self._warned = False
@@ -81,6 +85,34 @@ class ColdStores:
             level = logging.DEBUG if self._warned else logging.WARNING
             self._warned = True
         log.log(level, "records in remote storage are read through the broker: %s", error)
+
+    # -- what was located before -------------------------------------------------------------------
+
+    def remember(self, places: Iterable[ColdPlace]) -> None:
+        """Somebody has located these, for what is read next; the broker is not asked again."""
+        with self._lock:
+            if len(self._places) > MOST_PLACES:
+                self._places.clear()
+            for place in places:
+                self._places[_topic_partition(place), place.base_offset] = place
+
+    def forget(self, place: ColdPlace) -> None:
+        """It is not there any more."""
+        with self._lock:
+            self._places.pop((_topic_partition(place), place.base_offset), None)
+
+    def known(self, tp: TopicPartition, offset: int) -> tuple[ColdPlace, ...]:
+        """What was located of a partition from `offset` on, without a gap; () where the offset is
+        in none of it."""
+        with self._lock:
+            mine = sorted(base for where, base in self._places if where == tp and base <= offset)
+            found: list[ColdPlace] = []
+            place = self._places[tp, mine[-1]] if mine else None
+            while place is not None and place.end_offset > offset:
+                found.append(replace(place, start_offset=offset))
+                offset = place.end_offset
+                place = self._places.get((tp, offset))
+        return tuple(found)
 
     # -- reading -----------------------------------------------------------------------------------
 
@@ -134,6 +166,10 @@ class ColdStores:
                 uri = trusted_uri(place.store_uri, self._own_uri, self._config)
                 found = self._stores[place.store_uri] = ObjectStore(uri, self._config)
             return found
+
+
+def _topic_partition(place: ColdPlace) -> TopicPartition:
+    return TopicPartition(place.identity.topic, place.identity.partition)
 
 
 __all__ = ["ColdStores"]

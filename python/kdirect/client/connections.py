@@ -18,6 +18,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 from kdirect.client.admin import Admin
+from kdirect.client.cold_places import ColdPlace, Wanted, locate
 from kdirect.client.cold_stores import ColdStores
 from kdirect.client.reader import ParkedReaders
 from kdirect.client.two_sided import FRAME_BYTES, MessageConnection
@@ -87,6 +88,7 @@ class SharedConnections:
         self._admin: Admin | None = None
         self._transports: Transports | None = None
         self._watermarks: Watermarks | None = None
+        self._local_starts: dict[TopicPartition, int] = {}  # as leaders told last
         self._handles: weakref.WeakSet[Handle] = weakref.WeakSet()
 
     def check(self) -> None:
@@ -140,6 +142,41 @@ class SharedConnections:
                 self._watermarks = Watermarks(self, self.admin, self.settings, self.environment)
             watermarks = self._watermarks
         return watermarks.of(tps, same=same)
+
+    def locate(
+        self, ranges: Mapping[TopicPartition, tuple[int, int]]
+    ) -> dict[TopicPartition, tuple[ColdPlace, ...]]:
+        """See `Handle.locate`."""
+        stores = self.cold_stores
+        found: dict[TopicPartition, tuple[ColdPlace, ...]] = dict.fromkeys(ranges, ())
+        wanted = {
+            tp: start
+            for tp, (start, _) in ranges.items()
+            if stores.is_used
+            and not stores.is_refused(tp.topic)
+            # What the broker had itself is not asked for again, or each micro-batch would ask.  If
+            # it is cold by now, whoever reads it finds out.
+            and (stores.prefers_cold or start < self._local_starts.get(tp, start + 1))
+        }
+        while wanted:
+            views, _ = locate(
+                self.cluster,
+                [Wanted(tp, start, ranges[tp][1]) for tp, start in wanted.items()],
+                self.settings["request.timeout.ms"],
+            )
+            self._local_starts.update((tp, 0) for tp in wanted if tp not in views)
+            self._local_starts.update((tp, max(v.local_start, 0)) for tp, v in views.items())
+            wanted = {}
+            for tp, view in views.items():
+                places = tuple(
+                    x
+                    for x in view.places
+                    if x.url is None and (stores.prefers_cold or x.start_offset < view.local_start)
+                )
+                found[tp] += places
+                if places and places[-1].end_offset < ranges[tp][1]:
+                    wanted[tp] = places[-1].end_offset
+        return found
 
     def join(self, handle: Handle) -> None:
         """`handle` uses them."""
@@ -224,6 +261,21 @@ class Handle:
     def cold_stores(self) -> ColdStores:
         """The object stores of remote storage."""
         return self._shared.cold_stores
+
+    def locate(
+        self, ranges: Mapping[TopicPartition, tuple[int, int]]
+    ) -> dict[TopicPartition, tuple[ColdPlace, ...]]:
+        """Where the records of each partition lie from the first offset up to the second: the
+        objects of remote storage that may be read past the broker, in order; what follows them the
+        broker has itself.  Signed URLs are credentials, and objects that need one are left out.
+        Raises what the broker cannot be asked with."""
+        self.check()
+        return self._shared.locate(ranges)
+
+    def remember_places(self, places: Iterable[ColdPlace]) -> None:
+        """`locate`, in whatever process, has found these: whoever reads there does not ask."""
+        self.check()
+        self._shared.cold_stores.remember(places)
 
     # -- transport ---------------------------------------------------------------------------------
 

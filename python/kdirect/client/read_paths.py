@@ -400,8 +400,11 @@ class ReadPaths:
         refused: dict[TopicPartition, KdirectError] = {}
         if cold is not None:
             cold.release(offsets)
-            if cold.comes_first:
-                refused = cold.enter(offsets)
+            first = {
+                tp: x for tp, x in offsets.items() if cold.comes_first or cold.is_located(tp, x)
+            }
+            if first:
+                refused = cold.enter(first)
                 others = {
                     tp: x for tp, x in offsets.items() if tp not in cold and tp not in refused
                 }
@@ -410,7 +413,7 @@ class ReadPaths:
         over_tcp = entered.over_tcp
         if cold is not None and not cold.comes_first:
             maybe = {tp: offsets[tp] for tp, e in over_tcp.items() if _may_be_cold(e)}
-            refused = cold.enter(maybe, [tp for tp in maybe if over_tcp[tp] is not None])
+            refused |= cold.enter(maybe, [tp for tp in maybe if over_tcp[tp] is not None])
             for tp in maybe:
                 if tp in cold or tp in refused:
                     del over_tcp[tp]

@@ -314,10 +314,9 @@ class Reader:
         session.check()
         settings = self._settings
         cold = cold_reads(session, settings, session.environment, stop=self._stop)
-        first = (
-            cold is not None and cold.comes_first
-        )  # what a parked place would take from a broker
-        place = None if first else session.parked.take(self.tp, offset)
+        # What a parked place would take from a broker comes from the store.
+        past = cold is not None and (cold.comes_first or cold.is_located(self.tp, offset))
+        place = None if past else session.parked.take(self.tp, offset)
         before = {} if place is None else place.paths.statistics()
         if place is None:
             paths = ReadPaths(
