@@ -48,6 +48,17 @@ ROOMS = {
     "memory": "`kdirect.format.blocks.statistics()`, of this process.",
 }
 
+
+def _cold(room: str) -> tuple[Metric, ...]:
+    """Of reading objects of remote storage, past the broker."""
+    return (
+        Metric("client_cold_gets", "requests", room, "Ranged GETs of remote segments."),
+        Metric("client_cold_bytes", "bytes", room, "Bytes that they brought."),
+        Metric("client_cold_lookups", "requests", room, "Questions where remote segments lie."),
+        Metric("client_cold_wait_ms", "ms", room, "Time of waiting for these GETs alone."),
+    )
+
+
 METRICS: tuple[Metric, ...] = (
     Metric("log_partitions", "partitions", "log", "Partitions of this broker."),
     Metric(
@@ -490,25 +501,7 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "rebalances", "events", "consumer", "Assignments that a consumer received from its group."
     ),
-    Metric(
-        "client_cold_gets",
-        "requests",
-        "consumer",
-        "Ranged GETs of objects of remote storage, past the broker.",
-    ),
-    Metric("client_cold_bytes", "bytes", "consumer", "Bytes that they brought."),
-    Metric(
-        "client_cold_lookups",
-        "requests",
-        "consumer",
-        "Questions to brokers where records lie in remote storage.",
-    ),
-    Metric(
-        "client_cold_wait_ms",
-        "ms",
-        "consumer",
-        "Time for which nothing else was done than to wait for these GETs.",
-    ),
+    *_cold("consumer"),
     Metric("reads", "requests", "reader", "Data READs of a reader."),
     Metric("read_bytes", "bytes", "reader", "Their bytes."),
     Metric("slot_reads", "requests", "reader", "READs of its metadata slots."),
@@ -532,25 +525,7 @@ METRICS: tuple[Metric, ...] = (
         "reader",
         "Bytes of the whole batches that its Fetches over TCP returned.",
     ),
-    Metric(
-        "client_cold_gets",
-        "requests",
-        "reader",
-        "Ranged GETs of objects of remote storage, past the broker.",
-    ),
-    Metric("client_cold_bytes", "bytes", "reader", "Bytes that they brought."),
-    Metric(
-        "client_cold_lookups",
-        "requests",
-        "reader",
-        "Questions to brokers where records lie in remote storage.",
-    ),
-    Metric(
-        "client_cold_wait_ms",
-        "ms",
-        "reader",
-        "Time for which nothing else was done than to wait for these GETs.",
-    ),
+    *_cold("reader"),
     Metric("reads", "requests", "stream", "Data READs."),
     Metric("read_bytes", "bytes", "stream", "Their bytes."),
     Metric("read_size", "bytes", "stream", "Size of the next data READ."),

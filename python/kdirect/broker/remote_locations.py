@@ -31,7 +31,7 @@ from kdirect.storage.upload import key_of
 
 # Of one answer, but one for each partition.  A client that wants more asks again, from the end of
 # the last one on.
-MOST_LOCATIONS = 256
+MOST_LOCATIONS = 128
 MOST_SIGNED = 32  # of a partition: a URL is good for a while only
 Wanted = Sequence[tuple[Any, "Partition | Exception"]]
 

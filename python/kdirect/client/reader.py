@@ -48,6 +48,8 @@ FETCH_WAIT_MS = 100
 MOVED_WAIT_S = 0.02  # between two looks where the partition is led
 REPLICA_PATIENCE_S = 1.0  # without progress, before it is asked where the partition is read
 TRIES = 3  # lost connections without a record in between before one is raised
+# What reading may go on after.
+MAY_PASS = (*LOST, AccessDeniedError, BrokerError, NotLeaderError, OffsetOutOfRangeError)
 DEFAULT_TARGET_ROWS = 1 << 16
 DEFAULT_TARGET_BYTES = 4 << 20
 
@@ -186,6 +188,7 @@ class Reader:
         self._decoder_settings = decoder_settings
         self._next_offset = start_offset
         self._place: Place | None = None
+        self._cold_end = -1  # of what came from objects; there may be a gap before it
         self._topic_id: str | None = None  # of the topic that is read
         self._epochs = ReadEpochs(session.cluster)
         self._before: dict[str, int] = {}
@@ -248,26 +251,15 @@ class Reader:
         last_progress = now()
         pause = FIRST_WAIT_S
         failures, lost_at = 0, last_progress
-        skip_to = -1  # the end of the cold part, which may lie after a gap
         while decoder.next_offset < self._stop:
             before, began = decoder.next_offset, now()
             place = self._place
             try:
                 if place is None:
-                    place = self._open(max(decoder.next_offset, skip_to))
+                    place = self._open(max(decoder.next_offset, self._cold_end))
                 found = place.cursor.fill_decoder(decoder, FETCH_WAIT_MS)
-            except (
-                *LOST,
-                AccessDeniedError,
-                BrokerError,
-                NotLeaderError,
-                OffsetOutOfRangeError,
-            ) as error:
-                if isinstance(error, AccessDeniedError) and self._is_cold():
-                    # What follows is at the broker, or the store cannot be read.
-                    assert place is not None
-                    skip_to = place.cursor.next_offset
-                    self._leave()
+            except MAY_PASS as error:
+                if self._leave_cold(error):
                     continue
                 e = as_left(self._session.cluster, self.tp, error)
                 if isinstance(e, OffsetOutOfRangeError):
@@ -392,6 +384,15 @@ class Reader:
     def _is_cold(self) -> bool:
         """Do objects bring the bytes?"""
         return self._place is not None and isinstance(self._place.cursor, ColdCursor)
+
+    def _leave_cold(self, error: KdirectError) -> bool:
+        """Does `error` say that what follows is at the broker, or that the store cannot be read?
+        Then the partition is entered again."""
+        if self._place is None or not (self._is_cold() and isinstance(error, AccessDeniedError)):
+            return False
+        self._cold_end = self._place.cursor.next_offset
+        self._leave()
+        return True
 
     def _not_there(self, offset: int) -> TimedOutError:
         return TimedOutError(
