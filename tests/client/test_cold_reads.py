@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import os
+import random
 import time
 from collections.abc import Iterator
 from itertools import pairwise
@@ -503,3 +504,26 @@ def test_many_partitions_in_one_request(tmp_path: Path, object_stores: Any) -> N
                     found.add((m.partition(), m.offset()))
             assert consumer.statistics()["client_cold_lookups"] >= 2
         assert log.gets_of_the_broker() == 0
+
+
+@pytest.mark.parametrize("access", ["config", "presigned"])
+def test_a_store_with_failures(tmp_path: Path, object_stores: Any, access: str, seed: int) -> None:
+    """It answers 503 and 500, and ends connections: every record comes once."""
+    chance = random.Random(seed)
+
+    def fault(request: Any) -> Any:
+        if request.method == "GET" and request.range and chance.random() < 0.1:
+            return chance.choice(["cut", (503, "SlowDown"), (500, "InternalError")])
+        return None
+
+    with (
+        gate_to(object_stores["s3"].fresh()) as (gate, place),
+        cold_log(tmp_path, place, access) as log,
+    ):
+        gate.fault = fault
+        for transport in TRANSPORTS:
+            start = chance.randrange(log.records)
+            offsets, _ = read(log, start, log.records, transport=transport)
+            assert offsets == list(range(start, log.records))
+            assert consume(log, log.records, transport=transport)[0] == list(range(log.records))
+        gate.fault = lambda request: None
