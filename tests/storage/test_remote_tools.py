@@ -177,8 +177,8 @@ def test_a_producer_of_before_is_known_after_a_rebuild(
         tiers.settle()
         partition = tiers.partition
         partition.roll()
-        tiers.wait(lambda: not tiers.figure("remote_copy_lag_segments"))
         end = partition.log_end_offset
+        tiers.wait(lambda: partition.remote_end_offset == end)
         (entry,), _ = partition.kernel.producers()
     shutil.rmtree(tmp_path / "log")
     assert rebuild(capsys, place, tmp_path / "log")[0] == 0

@@ -84,8 +84,13 @@ class TieredBroker:
     def figure(self, name: str) -> int:
         return int(self.broker.statistics()[name])
 
-    def wait(self, condition: Callable[[], object], what: str = "it did not come") -> None:
-        end = time.monotonic() + WAIT_S
+    def wait(
+        self,
+        condition: Callable[[], object],
+        what: str = "it did not come",
+        wait_s: float = WAIT_S,
+    ) -> None:
+        end = time.monotonic() + wait_s
         while not condition():
             assert time.monotonic() < end, what
             time.sleep(0.02)

@@ -1,9 +1,10 @@
-"""Log directories made of what an object store knows: a broker that has lost everything.
+"""Log directories made of what an object store knows: a broker that has lost everything, or one of
+its directories (`go_on_behind`, at the start of a broker).
 
-Runs while no broker does.  The directories have to be empty; when this ends, they hold the topics
-of the store, with their ids and properties, whose logs begin after what is tiered, the metadata of
-every remote segment, and the identity of the cluster.  A broker that starts on them serves every
-tiered record and appends behind the last.
+`rebuild` runs while no broker does.  The directories have to be empty; when it ends, they hold the
+topics of the store, with their ids and properties, whose logs begin after what is tiered, the
+metadata of every remote segment, and the identity of the cluster.  A broker that starts on them
+serves every tiered record and appends behind the last.
 
 What no object says is lost: records that were not copied, log starts within a segment
 (DeleteRecords), consumer groups, and topics of which nothing was ever copied.
@@ -11,8 +12,9 @@ What no object says is lost: records that were not copied, log starts within a s
 
 from __future__ import annotations
 
+import logging
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from kdirect.broker.cluster_view import ClusterView
 from kdirect.broker.config import BrokerConfig
@@ -21,16 +23,19 @@ from kdirect.broker.topics import REMOTE_METADATA_TOPIC, Registry
 from kdirect.errors import ConfigError, LogError
 from kdirect.format.batch import encode_single_bytes
 from kdirect.format.protocol import error_kind
-from kdirect.format.remote_metadata import pack_record, record_key
+from kdirect.format.remote_metadata import RemoteSegment, pack_record, record_key
 from kdirect.log.clock import now_ms
 from kdirect.log.config import LogConfig
 from kdirect.log.manager import LogManager
 from kdirect.log.partition import Partition
 from kdirect.log.producer_state import unpack_snapshot
 from kdirect.model import TopicPartition
-from kdirect.storage.rebuild import RebuiltPartition, RebuiltTopic
+from kdirect.objects.store import ObjectStore
+from kdirect.storage.rebuild import RebuiltPartition, RebuiltTopic, read_partition
 from kdirect.storage.segment_states import PartitionMetadata
 from kdirect.wire.environment import SYSTEM
+
+log = logging.getLogger("kdirect.storage")
 
 APPEND_BYTES = 256 << 10
 # What a topic gets whose own properties this broker does not take: nothing of it may be deleted.
@@ -69,7 +74,7 @@ def rebuild(
         for topic in topics:
             _make_topic(registry, topic, report)
             for number, found in topic.partitions.items():
-                _start_behind(logs.partitions[TopicPartition(topic.name, number)], found)
+                start_behind(logs.partitions[TopicPartition(topic.name, number)], found)
                 records += found.end_offset - found.log_start_offset
         _write_metadata(registry, topics, count)
         for partition in logs.partitions.values():
@@ -88,7 +93,34 @@ def _make_topic(registry: Registry, topic: RebuiltTopic, report: Report) -> None
     registry.restore(topic.name, topic.topic_id, partitions, configs)
 
 
-def _start_behind(partition: Partition, found: RebuiltPartition) -> None:
+def go_on_behind(
+    partition: Partition, store: ObjectStore, cluster_id: str, segments: Collection[RemoteSegment]
+) -> None:
+    """A log that ends before its copies do has lost something here: its directory, or its end.  It
+    goes on after the copies, or new records would get the offsets of those.  Before anything is
+    appended; file work, and waits for the store.  `segments`: those that count.  KdirectError."""
+    if max((s.end_offset for s in segments), default=0) <= partition.log_end_offset:
+        return
+    found = read_partition(store, cluster_id, segments)
+    is_empty = partition.log_end_offset == partition.local_log_start_offset
+    if not is_empty and found.log_start_offset > partition.local_log_start_offset:
+        raise LogError(
+            f"{partition.topic_partition} ends at offset {partition.log_end_offset}, and its copies"
+            f" in remote storage, which begin at {found.log_start_offset}, at {found.end_offset}",
+            hint=f"restore {partition.directory}, or move it away to go on after the copies",
+        )
+    log.warning(
+        "%s ends at offset %d here, and its copies in remote storage at %d: it goes on there, and"
+        " what was not copied is lost",
+        partition.topic_partition,
+        partition.log_end_offset,
+        found.end_offset,
+    )
+    found.log_start_offset = max(found.log_start_offset, partition.log_start_offset)
+    start_behind(partition, found)
+
+
+def start_behind(partition: Partition, found: RebuiltPartition) -> None:
     """The log goes on after what is tiered."""
     partition.start_over(
         found.end_offset,
@@ -140,4 +172,4 @@ def _append_batches(partition: Partition, batches: list[bytes]) -> None:
         )
 
 
-__all__ = ["rebuild"]
+__all__ = ["go_on_behind", "rebuild"]

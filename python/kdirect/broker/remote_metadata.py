@@ -31,6 +31,8 @@ from kdirect.broker.topics import REMOTE_METADATA_TOPIC, Registry
 from kdirect.errors import FormatError, KdirectError
 from kdirect.format.remote_metadata import (
     RemotePartitionDelete,
+    RemoteSegment,
+    SegmentState,
     pack_record,
     parse_record,
     record_key,
@@ -169,6 +171,12 @@ class RemoteMetadata:
     def knows(self, segment_id: uuid.UUID) -> bool:
         """Is there metadata of the segment?  Any thread."""
         return any(segment_id in found.segments for found in list(self.table.partitions.values()))
+
+    def copied(self, where: PartitionId) -> list[RemoteSegment]:
+        """The segments of a partition whose copies count."""
+        found = self.table.partitions.get(where, PartitionMetadata())
+        finished = SegmentState.COPY_SEGMENT_FINISHED
+        return [segment for segment in found.segments.values() if segment.state is finished]
 
     def records(self) -> list[Record]:
         """All that counts."""

@@ -25,11 +25,13 @@ from kdirect.broker.appends import Appends
 from kdirect.broker.config import BrokerConfig
 from kdirect.broker.files import FileThreads
 from kdirect.broker.flusher import Flusher
+from kdirect.broker.rebuilding import go_on_behind
 from kdirect.broker.remote_locations import RemoteLocations, Wanted
 from kdirect.broker.remote_metadata import RemoteMetadata
 from kdirect.broker.remote_reads import RemoteReads
 from kdirect.broker.remote_requests import MAX_TIMESTAMP
-from kdirect.broker.topics import Registry, Topic
+from kdirect.broker.topics import REMOTE_METADATA_TOPIC, Registry, Topic
+from kdirect.errors import LogError
 from kdirect.format.protocol import RequestHeader
 from kdirect.format.remote_metadata import RemotePartitionDelete, RemoteSegment
 from kdirect.log.manager import LogManager
@@ -86,6 +88,7 @@ class RemoteStorage:
         """Read the metadata, look after the tiered partitions, go on with deletions.  File work,
         before the broker serves.  KdirectError."""
         config = self._config
+        self._require_metadata()
         self.metadata.start()
         settings = RemoteSettings(
             cluster_id=self._logs.cluster_id,
@@ -122,6 +125,11 @@ class RemoteStorage:
         for record in self.metadata.records():
             self.logs.apply(record)
         self.reader.retain(self.metadata.known(self._logs.cluster_id).segments)
+        for partition in list(self._logs.partitions.values()):
+            if partition.is_tiered:
+                where = (partition.topic_id, partition.topic_partition.partition)
+                copied = self.metadata.copied(where)
+                go_on_behind(partition, self.store, self._logs.cluster_id, copied)
         self.metadata.told = self._told
         self._logs.on_changed = self.partition_changed
         for partition in list(self._logs.partitions.values()):
@@ -132,6 +140,23 @@ class RemoteStorage:
             self._topics.forget_deleted(topic)
         self._topics.outlives_its_log = self._has_metadata
         self._sweep_later()
+
+    def _require_metadata(self) -> None:
+        """Refuse to start where the metadata was lost: everything in the store would look like
+        something that nobody owns, and be deleted.  KdirectError."""
+        topics = self._topics
+        has_some = topics.get(REMOTE_METADATA_TOPIC) is not None
+        if has_some and REMOTE_METADATA_TOPIC not in topics.remade:
+            return
+        if not any(topics.log_config(topic).wants_remote for topic in topics):
+            return
+        if next(self.store.list(f"{self._logs.cluster_id}/"), None) is not None:
+            raise LogError(
+                f"{self.store.uri} has objects of this cluster, and {REMOTE_METADATA_TOPIC}, which"
+                " tells of them, is not in the log directories, or only a part of it",
+                hint="restore the log directory that had it; if it is lost, move all of them away"
+                " and make them anew with `kdirect remote rebuild`",
+            )
 
     def partition_changed(self, partition: Partition) -> None:
         """A partition is new, or has another configuration.  Any thread."""
@@ -233,7 +258,7 @@ class RemoteStorage:
     def _sweep(self) -> None:
         """Have a thread delete what nobody owns."""
         known = self.metadata.known(self._logs.cluster_id)
-        if known.topics:
+        if known.topics and not self.metadata.table.unreadable:  # which may tell of any object
             age_ms = self._config["remote.orphan.age.ms"]
             self.logs.sweep(known, age_ms, lambda segment_id: not self.metadata.knows(segment_id))
         self._sweep_later()

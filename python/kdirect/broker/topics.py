@@ -110,6 +110,7 @@ class Registry:
         self.outlives_its_log: Callable[[Topic], bool] = lambda topic: False
         # Such topics, of which a crash came in between.
         self.unforgotten: list[Topic] = []
+        self.remade: set[str] = set()  # topics that had lost partitions when the broker started
         self._topics: dict[str, Topic] = {}
         self._by_id: dict[uuid.UUID, Topic] = {}
         self._producer_ids = threading.Lock()  # held for the two numbers, never for the file
@@ -160,7 +161,8 @@ class Registry:
                     there,
                 )
                 topic.partition_count = there
-            self._make_partitions(topic, 0)
+            if self._make_partitions(topic, 0):
+                self.remade.add(topic.name)
         self._save()
         self._make_placed()
         self._stored_producer_id()  # a damaged file is reported now, not to the first producer
@@ -364,12 +366,14 @@ class Registry:
             raise
         self._logs.alter_topic(topic.name, topic.configs)
 
-    def _make_partitions(self, topic: Topic, start: int) -> None:
+    def _make_partitions(self, topic: Topic, start: int) -> int:
+        """Make those that are missing; how many."""
         wanted = (TopicPartition(topic.name, i) for i in range(start, topic.partition_count))
         missing = [tp for tp in wanted if tp not in self._logs.partitions]
         for first in range(0, len(missing), AT_ONCE):
             some = missing[first : first + AT_ONCE]
             self._logs.create_partitions(some, topic.configs, topic.topic_id)
+        return len(missing)
 
     def partition(self, name: str, index: int) -> Partition:
         """A partition that this broker leads.  UnknownTopicError names what is missing,

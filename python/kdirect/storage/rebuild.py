@@ -3,7 +3,8 @@ the segments, leader epochs and producers.
 
 Reads the objects of one cluster and changes nothing.  The store is listed once; of each object the
 footer is read, and of the last one of each partition the whole tail.  An object that is damaged is
-named and left out, and so is one whose key and footer disagree.
+named and left out, and so is one whose key and footer disagree.  A store that does not answer ends
+it all: what is left out is an orphan from then on.
 
 Where several segments hold an offset, the one of the newest leader epoch counts, then the one that
 reaches furthest: an unclean election may have left copies of records that the log lost.
@@ -17,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from kdirect.errors import KdirectError
+from kdirect.errors import CorruptObjectError, FormatError, ObjectNotFoundError
 from kdirect.format.remote_metadata import RemoteSegment, SegmentState
 from kdirect.format.segment_files import parse_leader_epochs
 from kdirect.format.segment_object import (
@@ -26,15 +27,20 @@ from kdirect.format.segment_object import (
     SegmentObject,
     needs,
     pack_custom_metadata,
+    parse_custom_metadata,
     parse_key,
     parse_tail,
     require_identity,
 )
 from kdirect.objects.store import ObjectInfo, ObjectStore
 from kdirect.storage.topic_section import TopicSection, parse_topic
+from kdirect.storage.upload import key_of
 
 TAIL_GUESS_BYTES = 64 << 10
 THREADS = 16
+# The epoch of rebuilt metadata: no newer than that of any leadership that reads it, and the same of
+# all records, for one that is older than the record before it changes nothing.
+NO_LEADERSHIP = 0
 
 Report = Callable[[str], None]
 
@@ -82,6 +88,25 @@ def read_objects(store: ObjectStore, cluster_id: str, report: Report) -> list[Re
     return sorted(_newest_of_each_name(topics, by_topic, report), key=lambda t: t.name)
 
 
+def read_partition(
+    store: ObjectStore, cluster_id: str, segments: Iterable[RemoteSegment]
+) -> RebuiltPartition:
+    """The same of one partition whose metadata is there.  CorruptObjectError when an object is
+    damaged or gone: then nothing is known for sure.  Errors of the store."""
+    infos = []
+    for segment in segments:
+        key, custom = key_of(segment, cluster_id), parse_custom_metadata(segment.custom)
+        known = None if custom is None or custom.tail is None else custom.tail.object_bytes
+        size = store.size(key) if known is None else known
+        infos.append(ObjectInfo(key=key, size=size or 0, modified_ms=segment.event_timestamp_ms))
+    reports: list[str] = []
+    with ThreadPoolExecutor(THREADS, "kdirect-remote-rebuild") as pool:
+        found = list(pool.map(lambda info: _read(store, info, reports.append), infos))
+    if reports:
+        raise CorruptObjectError(reports[0], hint="restore it from a good copy")
+    return _partition([each for each in found if each is not None])
+
+
 def _read(store: ObjectStore, info: ObjectInfo, report: Report) -> _Found | None:
     try:
         tail = store.get_tail(info.key, info.size, min(info.size, TAIL_GUESS_BYTES))
@@ -100,7 +125,7 @@ def _read(store: ObjectStore, info: ObjectInfo, report: Report) -> _Found | None
             parse_topic(sections[Section.TOPIC]),
             bytes(sections[Section.PRODUCERS]),
         )
-    except KdirectError as e:
+    except (FormatError, ObjectNotFoundError) as e:
         report(f"{info.key} is left out: {e}")
         return None
 
@@ -187,10 +212,10 @@ def _segment(found: _Found) -> RemoteSegment:
         event_timestamp_ms=max(0, found.info.modified_ms),
         leader_epochs=found.epochs,
         size=footer.log_bytes,
-        custom=pack_custom_metadata(CustomMetadata(footer.leader_epoch, footer.tail)),
+        custom=pack_custom_metadata(CustomMetadata(NO_LEADERSHIP, footer.tail)),
         state=SegmentState.COPY_SEGMENT_FINISHED,
         txn_index_empty=footer.sections[Section.TRANSACTION_INDEX].length == 0,
     )
 
 
-__all__ = ["RebuiltPartition", "RebuiltTopic", "read_objects"]
+__all__ = ["RebuiltPartition", "RebuiltTopic", "read_objects", "read_partition"]
