@@ -16,7 +16,7 @@ REMOTE_ROWS: tuple[tuple[str, str, str], ...] = (
     (
         "remote_copies_given_up",
         "segments",
-        "Copies that took longer than remote.log.copy.timeout.ms.",
+        "Copies of which the store took nothing for remote.log.copy.timeout.ms.",
     ),
     (
         "remote_delete_requests",

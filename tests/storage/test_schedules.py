@@ -55,9 +55,9 @@ MISTAKES = {
     "what is being copied counts": (
         remote_log,
         "        if held.segment.state is _S.COPY_SEGMENT_FINISHED:\n"
-        "            self._moving.discard(segment_id)\n            if",
+        "            self._moving.discard(segment_id)\n            held",
         "        if held.segment.state <= _S.COPY_SEGMENT_FINISHED:\n"
-        "            self._moving.discard(segment_id)\n            if",
+        "            self._moving.discard(segment_id)\n            held",
     ),
     "any object is adopted": (
         remote_log,

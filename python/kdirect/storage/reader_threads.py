@@ -1,4 +1,5 @@
-"""The threads that wait for an object store, so that nobody else does.
+"""Threads that wait for an object store, so that nobody else does: those that read, and those of
+`kdirect.storage.remote_logs`.
 
 Owns: the two queues, that of what somebody waits for and that of what may be wanted later, and the
 rule between them: work ahead is done while nobody waits, and never by the last free thread.  What
@@ -22,6 +23,7 @@ from kdirect.errors import ClosedError, KdirectError
 
 log = logging.getLogger("kdirect.storage")
 THREAD_NAME = "kdirect-remote-read"
+UNLIMITED = 1 << 62
 _Result = TypeVar("_Result")
 
 
@@ -29,7 +31,8 @@ class ReaderThreads:
     """`threads` of them, started with the first task; `max_pending` tasks wait at most, in each
     queue.  Any thread may call, an event loop as well: nothing here waits."""
 
-    def __init__(self, threads: int, max_pending: int) -> None:
+    def __init__(self, threads: int, max_pending: int = UNLIMITED, name: str = THREAD_NAME) -> None:
+        self._name = name
         self._count = max(threads, 1)
         self._max_pending = max_pending
         self._changed = threading.Condition()
@@ -89,7 +92,7 @@ class ReaderThreads:
         if not self._started:
             self._started = True
             for _ in range(self._count):
-                threading.Thread(target=self._run, name=THREAD_NAME, daemon=True).start()
+                threading.Thread(target=self._run, name=self._name, daemon=True).start()
 
     def _run(self) -> None:
         while (task := self._next()) is not None:

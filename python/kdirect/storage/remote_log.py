@@ -121,9 +121,9 @@ _FORGOTTEN = PartitionDeleteState.DELETE_PARTITION_FINISHED
 
 @dataclass(slots=True)
 class _Held:
-    """A segment of which there is metadata.  `mine`: this leadership has begun its copy, and where
-    `is_new`, not its upload.  `busy`:
-    an upload, a look or a deletion is under way.  `writing`: the state whose record is."""
+    """A segment of which there is metadata.  `mine`: a try of this leadership, whose upload, where
+    `is_new`, has not begun.  `busy`: an upload, a look or a deletion is under way.  `writing`: the
+    state whose record is."""
 
     segment: RemoteSegment
     mine: bool = False
@@ -248,6 +248,7 @@ class RemoteLog:
         segment_id = held.segment.segment_id
         if held.segment.state is _S.COPY_SEGMENT_FINISHED:
             self._moving.discard(segment_id)
+            held.mine = False  # no try any more: its deletion, one day, is not that of remains
             if self._local is not None:
                 self._count(held.segment)
         elif held.segment.state is not _S.COPY_SEGMENT_STARTED:
@@ -656,13 +657,11 @@ class RemoteLog:
         return not self._held
 
     def figures(self) -> Figures:
-        """For the metrics of the partition."""
+        """For the metrics of the partition.  Any thread."""
         local = self._local
-        deleting = [
-            self._held[segment_id].segment.size
-            for segment_id in self._moving
-            if self._held[segment_id].segment.state is _S.DELETE_SEGMENT_STARTED
-        ]
+        moving = [held for i in list(self._moving) if (held := self._held.get(i)) is not None]
+        started = _S.DELETE_SEGMENT_STARTED
+        deleting = [h.segment.size for h in moving if h.segment.state is started]
         waiting = () if local is None else local.sealed
         behind = [s.size for s in waiting if s.end_offset > self.tiered_end]
         return Figures(

@@ -11,7 +11,7 @@ threads                        for what
                                ``remote.log.manager.task.interval.ms`` and at each roll
 ``kdirect-remote-copy-N``      ``remote.log.manager.copier.thread.pool.size``: uploads; each waits
                                for one thread ``kdirect-remote-put``, which it leaves alone when the
-                               store has been silent for ``remote.log.copy.timeout.ms``
+                               store has taken nothing for ``remote.log.copy.timeout.ms``
 ``kdirect-remote-expire-N``    ``remote.log.manager.expiration.thread.pool.size``: deletions, looks
                                at objects that others left, log starts that move
 =============================  =================================================================
@@ -28,8 +28,8 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol, TypeAlias
 
 from kdirect.errors import (
@@ -38,6 +38,7 @@ from kdirect.errors import (
     KdirectError,
     ObjectNotFoundError,
     UnsupportedFormatError,
+    UploadStoppedError,
 )
 from kdirect.failpoints import reached
 from kdirect.format.remote_metadata import RemoteSegment
@@ -46,6 +47,7 @@ from kdirect.log.partition import Partition
 from kdirect.objects.store import ObjectStore
 from kdirect.storage import remote_events as e
 from kdirect.storage.copy_rules import LocalLog, LocalSegment, TierConfig
+from kdirect.storage.reader_threads import ReaderThreads
 from kdirect.storage.remote_events import Figures
 from kdirect.storage.remote_log import RemoteLog
 from kdirect.storage.remote_segments import Piece
@@ -59,6 +61,8 @@ log = logging.getLogger("kdirect.storage")
 
 TAIL_GUESS_BYTES = 64 << 10
 CLOSE_TIMEOUT_S = 2.0
+LONGEST_WAIT_S = 0.5  # then it is asked again whether the upload is wanted
+MOST_COMPLAINTS = 1000  # whose times are remembered
 # Topic id and partition.
 PartitionId: TypeAlias = tuple[uuid.UUID, int]
 
@@ -97,6 +101,40 @@ class _Log:
         self.lock = threading.Lock()  # of the queue
         self.at_work = False
         self.look_wanted = False
+
+
+Outcome: TypeAlias = TailPlace | BaseException
+_GIVEN_UP = (
+    "the store has taken nothing for {:g} s; it is given up (remote.log.copy.timeout.ms) and tried"
+    " again"
+)
+
+
+class Upload:
+    """One upload, between the thread that may hang in it and the one that may not.  It has ended,
+    or is given up, and never both: what was given up may be deleted by who ends it."""
+
+    def __init__(self) -> None:
+        self.ended = threading.Event()
+        self.outcome: Outcome | None = None
+        self.given_up = False
+        self.heard_at = time.monotonic()  # the store has taken something
+        self._lock = threading.Lock()
+
+    def end(self, outcome: Outcome) -> bool:
+        """False when it was given up before."""
+        with self._lock:
+            if self.given_up:
+                return False
+            self.outcome = outcome
+        self.ended.set()
+        return True
+
+    def give_up(self) -> bool:
+        """False when it has ended before."""
+        with self._lock:
+            self.given_up = self.outcome is None
+        return self.given_up
 
 
 @dataclass(slots=True)
@@ -139,8 +177,9 @@ class RemoteLogs:
         self._deleted = deleted
         self._logs: dict[PartitionId, _Log] = {}
         self._lock = threading.Lock()  # of the dictionary
-        self._copiers = ThreadPoolExecutor(settings.copiers, "kdirect-remote-copy")
-        self._expirers = ThreadPoolExecutor(settings.expirers, "kdirect-remote-expire")
+        # Daemons: a process may end while a store keeps them waiting.
+        self._copiers = ReaderThreads(settings.copiers, name="kdirect-remote-copy")
+        self._expirers = ReaderThreads(settings.expirers, name="kdirect-remote-expire")
         self._wakes: deque[_Log] = deque()
         self._woken = threading.Condition()
         self._looker: threading.Thread | None = None
@@ -281,13 +320,17 @@ class RemoteLogs:
             reached(f"before {_name(record)}")
             self._metadata.write(record, lambda done: self._written(found, record, done))
         elif isinstance(effect, e.Put):
-            self._submit(self._copiers, self._copy, found, effect.segment)
+            failed: e.Event = e.PutEnded(effect.segment.segment_id, None)
+            self._submit(self._copiers, partial(self._copy, found, effect.segment), found, failed)
         elif isinstance(effect, e.Check):
-            self._submit(self._expirers, self._check, found, effect.segment)
+            failed = e.Checked(effect.segment.segment_id, e.Found.UNKNOWN)
+            self._submit(self._expirers, partial(self._check, found, effect.segment), found, failed)
         elif isinstance(effect, e.Delete):
-            self._submit(self._expirers, self._delete, found, effect.segment)
+            failed = e.DeleteEnded(effect.segment.segment_id, False)
+            work = partial(self._delete, found, effect.segment)
+            self._submit(self._expirers, work, found, failed)
         elif isinstance(effect, e.MoveLogStart):
-            self._submit(self._expirers, self._move_log_start, found, effect.offset)
+            self._submit(self._expirers, partial(self._move_log_start, found, effect.offset))
         elif isinstance(effect, e.Tiered):
             if found.partition is not None:
                 found.partition.note_tiered(effect.end_offset)
@@ -297,18 +340,31 @@ class RemoteLogs:
             self._forget(found)
 
     def _submit(
-        self, pool: ThreadPoolExecutor, work: Callable[..., None], *arguments: object
+        self,
+        pool: ReaderThreads,
+        work: Callable[[], None],
+        found: _Log | None = None,
+        failed: e.Event | None = None,
     ) -> None:
+        """Have a thread do it; whatever becomes of it, the log is told, with `failed` if `work`
+        does not come to tell."""
+
+        def guarded() -> None:
+            if not self._guarded(work) and found is not None and failed is not None:
+                self._tell(found, failed)
+
         try:
-            pool.submit(self._guarded, work, *arguments)
-        except RuntimeError:  # the pool is closed: the next start goes on
+            pool.submit(guarded)
+        except ClosedError:  # the next start goes on
             pass
 
-    def _guarded(self, work: Callable[..., None], *arguments: object) -> None:
+    def _guarded(self, work: Callable[[], None]) -> bool:
         try:
-            work(*arguments)
+            work()
+            return True
         except Exception:
             log.exception("work of remote storage failed")
+            return False
 
     def _written(self, found: _Log, record: Record, done: bool) -> None:
         if done:
@@ -325,6 +381,8 @@ class RemoteLogs:
         """Log an error, but the same one no more than once in a while."""
         now = time.monotonic()
         if now >= self._told.get(what, -every_s) + every_s:
+            if len(self._told) >= MOST_COMPLAINTS:
+                self._told = {k: at for k, at in self._told.items() if now < at + every_s}
             self._told[what] = now
             log.warning("%s: %s", what, error)
 
@@ -336,35 +394,33 @@ class RemoteLogs:
         name = f"copy of {segment.topic}-{segment.partition} from offset {segment.base_offset}"
         if partition is None or stop.is_set() or self._closed:
             return self._tell(found, e.PutEnded(segment.segment_id, None))
-        given_up = threading.Event()
-        outcome: list[TailPlace | BaseException] = []
-        ended = threading.Event()
+        upload = Upload()
 
         def put() -> None:
             try:
-                outcome.append(self._put(partition, found.epoch, segment, stop, given_up))
+                outcome: Outcome = self._put(partition, found.epoch, segment, stop, upload)
             except BaseException as error:
-                outcome.append(error)
-            ended.set()
-            if given_up.is_set():
+                outcome = error
+            if not upload.end(outcome):
                 self._remove_late(segment)
 
         self.counters.copy_requests += 1
         threading.Thread(target=put, name="kdirect-remote-put", daemon=True).start()
-        if not ended.wait(self.settings.copy_timeout_s):
-            given_up.set()
-            self.counters.copies_given_up += 1
-            self._complain(
-                name,
-                TimeoutError(
-                    f"the store has not taken it in {self.settings.copy_timeout_s:g} s; it is given"
-                    " up (remote.log.copy.timeout.ms) and tried again"
-                ),
-            )
-        tail = outcome[0] if outcome else None
+        while True:
+            wanted = not (stop.is_set() or self._closed)
+            limit_s = self.settings.copy_timeout_s if wanted else CLOSE_TIMEOUT_S
+            left_s = upload.heard_at + limit_s - time.monotonic()
+            if upload.ended.wait(min(max(left_s, 0.0), LONGEST_WAIT_S)):
+                break
+            if left_s <= 0 and upload.give_up():
+                if wanted:
+                    self.counters.copies_given_up += 1
+                    self._complain(name, TimeoutError(_GIVEN_UP.format(limit_s)))
+                break
+        tail = upload.outcome
         if isinstance(tail, BaseException):
-            self.counters.copy_errors += 1
-            if not isinstance(tail, ClosedError):
+            if not isinstance(tail, ClosedError | UploadStoppedError):
+                self.counters.copy_errors += 1
                 self._complain(name, tail)
             tail = None
         elif tail is not None:
@@ -378,7 +434,7 @@ class RemoteLogs:
         epoch: int,
         segment: RemoteSegment,
         stop: threading.Event,
-        given_up: threading.Event,
+        under_way: Upload,
     ) -> TailPlace:
         sealed = next(
             (s for s in partition.sealed_segments() if s.base_offset == segment.base_offset), None
@@ -387,6 +443,7 @@ class RemoteLogs:
             raise ClosedError(
                 f"the segment of {partition.topic_partition} at {segment.base_offset} was deleted"
             )
+        _put_on_disk(partition, sealed.end_offset, self._time_ms())
         producers = partition.producers_at(sealed.end_offset)
         partitions = self._partition_count(segment.topic)
         topic = TopicSection(partitions, dict(partition.config.overrides or {}))
@@ -394,7 +451,8 @@ class RemoteLogs:
 
         def unwanted() -> bool:
             reached("in the PUT")
-            return stop.is_set() or given_up.is_set() or self._closed
+            under_way.heard_at = time.monotonic()
+            return stop.is_set() or under_way.given_up or self._closed
 
         return upload(self.store, segment, sealed, producers, copier, self.throttle, unwanted)
 
@@ -463,7 +521,7 @@ class RemoteLogs:
 
     def sweep(self, known: Known, age_ms: int, still_unknown: Callable[[uuid.UUID], bool]) -> None:
         """Delete the objects of this cluster that nobody owns, on a thread."""
-        self._submit(self._expirers, self._sweep, known, age_ms, still_unknown)
+        self._submit(self._expirers, partial(self._sweep, known, age_ms, still_unknown))
 
     def _sweep(self, known: Known, age_ms: int, still_unknown: Callable[[uuid.UUID], bool]) -> None:
         try:
@@ -504,7 +562,7 @@ class RemoteLogs:
                 if found is not None:
                     found.look_wanted = False
             if found is not None:
-                self._guarded(self._look, found)
+                self._guarded(partial(self._look, found))
             elif not self._closed:
                 due = time.monotonic() + self.settings.interval_s
                 for _, each in self._items():
@@ -532,8 +590,8 @@ class RemoteLogs:
             found.ended.set()
         with self._woken:
             self._woken.notify_all()
-        for pool in (self._copiers, self._expirers):
-            pool.shutdown(wait=False, cancel_futures=True)
+        self._copiers.close()
+        self._expirers.close()
         looker = self._looker
         if looker is not None and looker is not threading.current_thread():
             looker.join(CLOSE_TIMEOUT_S)
@@ -545,6 +603,15 @@ _NOTHING = LocalLog(0, 0, 0, 0, (), 0, ())
 def _name(record: Record) -> str:
     """Of a record, for failpoints."""
     return record.state.name
+
+
+def _put_on_disk(partition: Partition, end_offset: int, now_ms: int) -> None:
+    """A power failure must not let the log end before its copies do: other records would get their
+    offsets.  LogError."""
+    if partition.recovery_point < end_offset:
+        partition.flush_due(now_ms)  # which takes sealed segments alone
+    if partition.recovery_point < end_offset:
+        partition.flush()
 
 
 def local_log(partition: Partition) -> LocalLog:

@@ -1,0 +1,182 @@
+"""Tiered storage under orders of events that nobody plans."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import confluent_kafka
+import pytest
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from kdirect.errors import RemoteAccessError
+from kdirect.format.segment_object import TailPlace
+from kdirect.storage.remote_logs import Upload
+from tests.broker.test_topic_properties import alter
+from tests.object_servers import SILENT, Place, gate_to
+from tests.storage.tiered_broker import (
+    SEGMENT_BYTES,
+    TIERED,
+    TOPIC,
+    properties,
+    tiered_broker,
+)
+
+RECORDS = 2000
+
+
+@pytest.fixture
+def place(object_stores: Any) -> Place:
+    found: Place = object_stores["directory"].fresh()
+    return found
+
+
+# -- the store -------------------------------------------------------------------------------------
+
+
+def test_a_copy_that_takes_long_is_not_given_up(place: Place, tmp_path: Path) -> None:
+    """The limit is one of silence: what the rate holds back, or a segment that is large, is not
+    begun again and again."""
+    limits = {
+        "remote_log_manager_copy_max_bytes_per_second": 20_000,
+        "remote_log_copy_timeout_ms": 1000,
+    }
+    with tiered_broker(place, tmp_path / "log", **limits) as tiers:
+        tiers.create(segment_bytes=65536)
+        tiers.produce(0, 700)
+        tiers.settle()
+        assert tiers.figure("remote_copies_given_up") == 0
+
+
+def test_without_the_right_to_delete_copying_goes_on(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with tiered_broker(place, tmp_path / "log") as tiers:
+
+        def refused(key: str) -> None:
+            raise RemoteAccessError(f"delete of {key}: AccessDenied")
+
+        store = tiers.broker.server.remote.store
+        monkeypatch.setattr(store, "delete", refused)
+        tiers.create()
+        tiers.produce(0, RECORDS)
+        tiers.settle()
+        alter(tiers.admin, TOPIC, "retention.bytes", str(2 * SEGMENT_BYTES))
+        tiers.wait(lambda: tiers.figure("remote_delete_lag_segments") > 3)
+        tiers.produce(RECORDS, 300)
+        tiers.wait(lambda: tiers.partition.remote_end_offset > RECORDS, "copying has ended")
+        monkeypatch.undo()
+        tiers.settle()
+        assert len(tiers.objects()) == tiers.figure("remote_metadata_count")
+
+
+@contextmanager
+def process(place: Place, directory: Path) -> Iterator[tuple[Any, str]]:
+    command = [sys.executable, "-m", "kdirect.cli", "broker", "--log-level", "warning"]
+    more = {"listeners": "127.0.0.1:0", "rdma.transports": ""}
+    for name, value in (properties(place, directory) | more).items():
+        command += ["--set", f"{name}={value}"]
+    started = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert started.stdout is not None
+    try:
+        yield started, started.stdout.readline().split()[-1]
+    finally:
+        started.kill()
+        started.wait()
+        started.stdout.close()
+
+
+@pytest.mark.parametrize("method", ["PUT", "DELETE"])
+def test_a_broker_ends_although_the_store_is_silent(
+    object_stores: Any, tmp_path: Path, method: str
+) -> None:
+    silent: list[str] = []
+
+    def fault(request: Any) -> str | None:
+        if request.method != method or not request.path.endswith(".kseg"):
+            return None
+        silent.append(request.path)
+        return SILENT
+
+    with (
+        gate_to(object_stores["s3"].fresh()) as (gate, place),
+        process(place, tmp_path / "log") as (broker, address),
+    ):
+        gate.fault = fault
+        admin = AdminClient({"bootstrap.servers": address, "log_level": 0})
+        configs = {**TIERED, "retention.bytes": str(3 * SEGMENT_BYTES)}
+        admin.create_topics([NewTopic(TOPIC, 1, 1, config=configs)])[TOPIC].result(20)
+        producer = confluent_kafka.Producer({"bootstrap.servers": address, "log_level": 0})
+        end = time.monotonic() + 20
+        while not silent and time.monotonic() < end:
+            producer.produce(TOPIC, b"x" * 2000)
+            producer.flush()
+            time.sleep(0.01)
+        assert silent, gate.lines
+        began = time.monotonic()
+        broker.send_signal(signal.SIGTERM)
+        assert broker.wait(60) == 0
+        assert time.monotonic() - began < 10
+
+
+# -- threads ---------------------------------------------------------------------------------------
+
+
+def test_an_upload_ends_or_is_given_up() -> None:
+    """What was given up is deleted by the thread that ends it: it must not count."""
+    upload = Upload()
+    assert upload.end(TailPlace(1, 2)) and not upload.give_up()
+    assert upload.outcome == TailPlace(1, 2) and upload.ended.is_set()
+    upload = Upload()
+    assert upload.give_up() and not upload.end(TailPlace(1, 2))
+    assert upload.outcome is None
+
+
+@pytest.mark.parametrize("step", ["_put", "_delete"])
+def test_an_error_that_nobody_expects_is_tried_again(
+    place: Place, tmp_path: Path, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread that cannot be started, say."""
+    with tiered_broker(place, tmp_path / "log") as tiers:
+        logs = tiers.broker.server.remote.logs
+        left = [2]
+
+        def fails(original: Any, *arguments: Any) -> Any:
+            if left[0]:
+                left[0] -= 1
+                raise MemoryError
+            return original(*arguments)
+
+        if step == "_put":
+            target, name = threading.Thread, "start"
+            start = threading.Thread.start
+
+            def put_fails(thread: threading.Thread) -> None:
+                fails(start, thread) if thread.name == "kdirect-remote-put" else start(thread)
+
+            monkeypatch.setattr(target, name, put_fails)
+        else:
+            monkeypatch.setattr(logs, "_delete", partial(fails, logs._delete))
+        tiers.create(retention_bytes=2 * SEGMENT_BYTES)
+        tiers.produce(0, RECORDS)
+        tiers.settle()
+        assert not left[0]
+        assert len(tiers.objects()) == tiers.figure("remote_metadata_count")
+
+
+def test_what_counts_as_copied_is_on_disk(place: Place, tmp_path: Path) -> None:
+    """Else a power failure lets the log end before its copies do."""
+    never = {"log_flush_scheduler_interval_ms": 3_600_000}
+    with tiered_broker(place, tmp_path / "log", **never) as tiers:
+        tiers.create(local_retention_bytes=-1)
+        tiers.produce(0, RECORDS)
+        tiers.wait(lambda: tiers.partition.remote_end_offset > RECORDS // 2)
+        assert tiers.partition.recovery_point >= tiers.partition.remote_end_offset
