@@ -62,10 +62,16 @@ def _endpoint(uri: str) -> str:
     return uri.partition("endpoint_override=")[2].partition("&")[0]
 
 
-class S3Proxy:
-    """S3Proxy over a directory, which checks signatures."""
+# A server that is soon there; who measures one wants it to be fast later.
+QUICK_START = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 
-    def __init__(self, directory: Path, jars: list[Path]) -> None:
+
+class S3Proxy:
+    """S3Proxy over a directory, which checks signatures.  `java`: options of its machine."""
+
+    def __init__(
+        self, directory: Path, jars: list[Path], java: tuple[str, ...] = QUICK_START
+    ) -> None:
         self.directory = directory
         self.port = free_port("127.0.0.1")
         data = directory / "data"
@@ -84,7 +90,7 @@ class S3Proxy:
             "<encoder><pattern>%level %msg%n</pattern></encoder></appender>"
             "<root level='warn'><appender-ref ref='out'/></root></configuration>"
         )
-        command = ["java", "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
+        command = ["java", *java]
         command += [f"-Dlogback.configurationFile={logging}", "-cp", ":".join(map(str, jars))]
         command += ["org.gaul.s3proxy.Main", "--properties", str(settings)]
         self.said = directory / "s3proxy.log"

@@ -39,6 +39,7 @@ NAMES += ["push-sizes", "push-cpu", "catch-up", "cluster-idle"]
 NAMES += ["workload-generate", "slash-decode", "slash-engine", "slash-skew"]
 NAMES += ["slash-ysb", "slash-nb7", "slash-nb8", "slash-nb11", "slash-cm", "slash-ro"]
 NAMES += ["slash-empty", "slash-recovery", "slash-cold"]
+NAMES += ["tier-copy", "tier-fetch", "tier-tail", "tier-rebuild"]
 NAMES += ["spark-read-ceiling"]
 KEYS = ["row", "value", "unit", "against", "against_value", "ratio", "settings"]
 
@@ -82,9 +83,17 @@ def test_unknown_row_names_the_nearest(tmp_path: Path) -> None:
         "catch-up",
         "workload-generate",
         "slash-decode",
+        "tier-copy",
+        "tier-fetch",
+        "tier-tail",
+        "tier-rebuild",
     ],
 )
-def test_quick_row_has_the_agreed_shape(row: str, tmp_path: Path) -> None:
+def test_quick_row_has_the_agreed_shape(
+    row: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    if row.startswith("tier-"):
+        request.getfixturevalue("s3proxy_jars")
     target = tmp_path / "deep" / "out.json"
     run = bench("--rows", row, "--json", target, "--quick", "--seconds", 2)
     assert run.returncode == 0, run.stderr
