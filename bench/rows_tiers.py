@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from memory import touch
 from rows_cluster import _cluster, _led_by, _until_moved
 from rows_direct import _percentile
 from sides import Figure, figure, spread_of
@@ -85,7 +86,7 @@ def tier_copy(seconds: float, quick: bool) -> list[Figure]:
 
 def copy_rate(directory: Path, place: Any, rounds: int, quick: bool) -> Figure:
     """A topic is filled untiered; then it is tiered."""
-    segments, size = (2, QUICK_SEGMENT_BYTES) if quick else (2, SEGMENT_BYTES)
+    segments, size = (2, QUICK_SEGMENT_BYTES) if quick else (4, SEGMENT_BYTES)
     batch, bare = batch_of(1 << 10), BareStore(place)
     ours: list[float] = []
     theirs: list[float] = []
@@ -98,13 +99,16 @@ def copy_rate(directory: Path, place: Any, rounds: int, quick: bool) -> Figure:
             fill(address, topic, PARTITIONS, batch, batches_of(batch, segments, size))
             files = sealed(directory, topic)
             total = sum(path.stat().st_size for path in files)
+            touch(total)
             if number % 2:
                 theirs.append(total / bare.put(files, "bare", PARTITIONS))
             before = peer.call("statistics")["remote_copy_requests"]
+            touch(total)
             began = time.monotonic()
             session.admin.alter_configs(topic, TIERED)
             ours.append(total / (peer.call("until_copied", before + len(files)) - began))
             if not number % 2:
+                touch(total)
                 theirs.append(total / bare.put(files, "bare", PARTITIONS))
             if len(bare.logs(topic)) != len(files):
                 raise RuntimeError("not every segment has an object")

@@ -25,9 +25,11 @@ from kdirect.format.segment_object import (
 from kdirect.log.scan import scan_segment
 from kdirect.log.tiering import SealedLog
 from kdirect.objects.store import ObjectStore
+from kdirect.objects.uploads import PART_BYTES
 from kdirect.storage.throttle import Throttle
 from kdirect.storage.topic_section import TopicSection
 
+# Checked, and taken of what may be sent in a second, in one go.
 PIECE_BYTES = 1 << 20
 
 
@@ -119,11 +121,13 @@ def _check(log: memoryview, sealed: SealedLog) -> int:
 def _pieces(
     log: memoryview, tail: bytes, throttle: Throttle, stop: Callable[[], bool]
 ) -> Iterator[memoryview]:
+    """As large as a part of an upload, which is sent without a copy then."""
     for data in (log, memoryview(tail)):
-        for at in range(0, len(data), PIECE_BYTES):
-            piece = data[at : at + PIECE_BYTES]
-            throttle.take(len(piece), stop)
-            yield piece
+        for at in range(0, len(data), PART_BYTES):
+            part = data[at : at + PART_BYTES]
+            for taken in range(0, len(part), PIECE_BYTES):
+                throttle.take(min(PIECE_BYTES, len(part) - taken), stop)
+            yield part
 
 
 __all__ = ["Copier", "identity_of", "key_of", "upload"]
