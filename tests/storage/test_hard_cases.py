@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+import uuid
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -18,8 +20,13 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from kdirect.errors import RemoteAccessError
+from kdirect.format.remote_metadata import SegmentState
 from kdirect.format.segment_object import TailPlace
+from kdirect.storage import remote_events as e
+from kdirect.storage.copy_rules import LocalLog, LocalSegment, TierConfig
+from kdirect.storage.remote_log import RemoteLog
 from kdirect.storage.remote_logs import Upload
+from kdirect.store.own_files import topics_text
 from tests.broker.test_topic_properties import alter
 from tests.object_servers import SILENT, Place, gate_to
 from tests.storage.tiered_broker import (
@@ -180,3 +187,76 @@ def test_what_counts_as_copied_is_on_disk(place: Place, tmp_path: Path) -> None:
         tiers.produce(0, RECORDS)
         tiers.wait(lambda: tiers.partition.remote_end_offset > RECORDS // 2)
         assert tiers.partition.recovery_point >= tiers.partition.remote_end_offset
+
+
+# -- topics ----------------------------------------------------------------------------------------
+
+
+def test_a_topic_that_was_tiered_once_is_deleted_whole(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A broker that is killed after it has marked the topic, and before the metadata says so."""
+    log = tmp_path / "log"
+    with tiered_broker(place, log) as tiers:
+
+        def refused(key: str) -> None:
+            raise RemoteAccessError(f"delete of {key}: AccessDenied")
+
+        tiers.create(remote_log_delete_on_disable="true")
+        tiers.produce(0, RECORDS)
+        tiers.settle()
+        monkeypatch.setattr(tiers.broker.server.remote.store, "delete", refused)
+        alter(tiers.admin, TOPIC, "remote.storage.enable", "false")
+        tiers.wait(lambda: tiers.figure("remote_delete_errors") > 0)
+    topics = json.loads((log / "topics.json").read_text())
+    rows = topics["topics"]
+    rows[TOPIC]["deleting"] = True
+    (log / "topics.json").write_text(topics_text(rows).decode())
+    with tiered_broker(place, log) as tiers:
+        tiers.wait(lambda: not tiers.objects(), "objects stay")
+        assert TOPIC not in tiers.broker.server.topics._topics
+
+
+def test_nothing_is_kept_of_a_topic_without_copies(place: Place, tmp_path: Path) -> None:
+    with tiered_broker(place, tmp_path / "log") as tiers:
+        logs = tiers.broker.server.remote.logs
+        for _ in range(3):
+            tiers.create()
+            tiers.wait(lambda: logs.figures())
+            tiers.admin.delete_topics([TOPIC])[TOPIC].result(20)
+            assert not logs.figures()
+
+
+def test_copies_that_are_about_to_go_count_no_more() -> None:
+    """A topic that is tiered no longer, and again before its copies have gone: local retention must
+    not take them for copies."""
+    machine = RemoteLog("t", uuid.UUID(int=1), 0, broker_id=1)
+    sealed = tuple(LocalSegment(base, base + 10, 1000, 0) for base in (0, 10))
+    local = LocalLog(0, 0, 25, 25, sealed, 500, ((0, 0),))
+
+    def tell(event: Any, keeps: Callable[[Any], bool] = lambda record: True) -> list[Any]:
+        """What the machine does after an event whose effects succeed, but for those kept back."""
+        waiting, done = [event], []
+        while waiting:
+            for effect in machine.on(waiting.pop(0)):
+                done.append(effect)
+                if isinstance(effect, e.Write) and keeps(effect.record):
+                    waiting.append(e.Recorded(effect.record))
+                elif isinstance(effect, e.Put):
+                    waiting.append(e.PutEnded(effect.segment.segment_id, TailPlace(1000, 10)))
+                elif isinstance(effect, e.LookAgain):
+                    waiting.append(e.Looked(1, local, TierConfig()))
+        return done
+
+    tell(e.Loaded())
+    assert e.Tiered(20) in tell(e.Looked(1, local, TierConfig()))
+    off = TierConfig(copies=False, deletes_all=True)
+    kept = tell(e.Looked(2, local, off), lambda record: False)
+    records = [effect.record for effect in kept if isinstance(effect, e.Write)]
+    assert [record.state for record in records] == [SegmentState.DELETE_SEGMENT_STARTED] * 2
+    assert tell(e.Looked(3, local, TierConfig())) == [e.Tiered(-1)]
+    for record in records:
+        tell(e.Recorded(record))
+    said = tell(e.Looked(4, local, TierConfig()))
+    assert sum(isinstance(effect, e.Put) for effect in said) == 2
+    assert said.count(e.Tiered(20)) == 1

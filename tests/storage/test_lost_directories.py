@@ -84,7 +84,12 @@ def test_a_lost_partition_whose_copy_is_damaged(place: Place, tmp_path: Path, en
 
 @pytest.mark.parametrize("lost", ["metadata", "metadata and partition", "metadata and topics.json"])
 def test_nothing_is_swept_when_the_metadata_is_lost(
-    place: Place, tmp_path: Path, end: int, lost: str, capsys: Any
+    place: Place,
+    tmp_path: Path,
+    end: int,
+    lost: str,
+    capsys: Any,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Every object would look like one that nobody owns."""
     log = tmp_path / "log"
@@ -100,6 +105,7 @@ def test_nothing_is_swept_when_the_metadata_is_lost(
         tiered_broker(place, log, remote_orphan_age_ms=1),
     ):
         pass
+    assert "did not end in order" not in caplog.text
     assert sorted(info.key for info in place.store().list()) == objects
     log.rename(tmp_path / "away")
     assert rebuild(capsys, place, log)[0] == 0

@@ -75,7 +75,13 @@ class RemoteMetadataTable:
         found.apply(record)
         if found.is_gone and found.deletion is not None:
             del self.partitions[key]
+            self._forget_old()
             self.deleted[key] = found.deletion
+
+    def _forget_old(self) -> None:
+        oldest = now_ms() - self._remember_ms
+        for key in [k for k, x in self.deleted.items() if x.event_timestamp_ms < oldest]:
+            del self.deleted[key]
 
     def apply(self, key: bytes | None, value: bytes | None) -> None:
         """See `kdirect.broker.state_topic.Table`; the key is told by the value."""
@@ -224,8 +230,9 @@ class RemoteMetadata:
                 outcomes.append(True)
                 if partition is not None:
                     partitions.add(partition)
-            except KdirectError as e:
-                log.error("metadata of a remote segment was not written: %s", e)
+            except Exception as e:  # whatever it is, who waits is told
+                known = isinstance(e, KdirectError)
+                log.error("metadata of a remote segment was not written: %s", e, exc_info=not known)
                 outcomes.append(False)
         try:
             for partition in partitions:
@@ -244,8 +251,12 @@ class RemoteMetadata:
         )
 
     def close(self) -> None:
-        """Nothing is written any more."""
+        """Nothing is written any more.  Any thread."""
         self._closed = True
+        if self._loop is not None:
+            soon(self._loop, self._stop_writing)
+
+    def _stop_writing(self) -> None:
         if self._writer is not None:
             self._writer.cancel()
 

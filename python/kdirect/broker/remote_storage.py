@@ -30,6 +30,7 @@ from kdirect.broker.remote_locations import RemoteLocations, Wanted
 from kdirect.broker.remote_metadata import RemoteMetadata
 from kdirect.broker.remote_reads import RemoteReads
 from kdirect.broker.remote_requests import MAX_TIMESTAMP
+from kdirect.broker.scheduler import soon
 from kdirect.broker.topics import REMOTE_METADATA_TOPIC, Registry, Topic
 from kdirect.errors import LogError
 from kdirect.format.protocol import RequestHeader
@@ -82,7 +83,9 @@ class RemoteStorage:
         self._led: set[PartitionId] = set()
         self._marked: set[PartitionId] = set()  # deleted, as is on disk since the start
         self._told_deletion = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._ends: list[Callable[[], None]] = [self.metadata.close]  # of what there is
 
     async def start(self) -> None:
         """Read the metadata, look after the tiered partitions, go on with deletions.  File work,
@@ -106,6 +109,7 @@ class RemoteStorage:
             partition_count=self._partition_count,
             deleted=lambda segment: self.reader.forget(segment),
         )
+        self._ends.append(self.logs.close)
         self.reader = RemoteReader(
             self.store,
             cluster_id=self._logs.cluster_id,
@@ -122,6 +126,8 @@ class RemoteStorage:
             cluster_id=self._logs.cluster_id,
             expiry_s=config["remote.log.presign.expiry.ms"] // 1000,
         )
+        self._ends.append(self.reader.close)
+        self._ends.append(self.locations.close)
         for record in self.metadata.records():
             self.logs.apply(record)
         self.reader.retain(self.metadata.known(self._logs.cluster_id).segments)
@@ -252,8 +258,8 @@ class RemoteStorage:
 
     def _sweep_later(self) -> None:
         age_s = self._config["remote.orphan.age.ms"] / 1000
-        loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(max(age_s / 2, LEAST_SWEEP_S), self._sweep)
+        self._loop = asyncio.get_running_loop()
+        self._timer = self._loop.call_later(max(age_s / 2, LEAST_SWEEP_S), self._sweep)
 
     def _sweep(self) -> None:
         """Have a thread delete what nobody owns."""
@@ -291,11 +297,12 @@ class RemoteStorage:
         return self.logs.end_offset(partition.topic_id, partition.topic_partition.partition)
 
     def close(self) -> None:
-        """End its threads; any thread but the event loop's."""
-        self.metadata.close()
-        self.logs.close()
-        self.reader.close()
-        self.locations.close()
+        """End its threads, as many as were started; any thread."""
+        loop, timer = self._loop, self._timer
+        if loop is not None and timer is not None:
+            soon(loop, timer.cancel)
+        for end in self._ends:
+            end()
 
 
 __all__ = ["RemoteStorage"]

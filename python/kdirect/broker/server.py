@@ -459,9 +459,10 @@ class BrokerServer:
         groups have committed in it."""
         partitions = [TopicPartition(topic.name, i) for i in range(topic.partition_count)]
         await self._end_access(partitions, partial(self.topics.delete, topic))
-        if self.remote is not None and self.topics.get(topic.name) is topic:
+        if self.remote is not None:
             await self.remote.topic_deleted(topic)
-            await self.files.admin(self.topics.forget_deleted, topic)
+            if self.topics.get(topic.name) is topic:
+                await self.files.admin(self.topics.forget_deleted, topic)
         await self.offsets.forget_topic(topic.name)
 
     async def _end_access(

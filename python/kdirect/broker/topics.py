@@ -128,7 +128,7 @@ class Registry:
         for doomed in [t for t in self._topics.values() if t.deleting]:
             self._logs.delete_topic(doomed.name)
             self._forget(doomed)
-            if self._defaults.remote_system and self.log_config(doomed).wants_remote:
+            if self._defaults.remote_system:  # it may have been tiered once, and not be now
                 self.unforgotten.append(doomed)
         found: dict[str, list[Partition]] = {}
         for tp, partition in sorted(self._logs.partitions.items()):

@@ -525,11 +525,17 @@ class RemoteLog:
             return []
         start = self._local.local_start_offset
         end = self.segments.covered_from(start)
-        end = end if end > start else -1
+        if end <= start or self._are_leaving(start):
+            end = -1
         if end == self.tiered_end:
             return []
         self.tiered_end = end
         return [Tiered(end)]
+
+    def _are_leaving(self, start: int) -> bool:
+        """Are copies above `start` about to be deleted?  They are none any more."""
+        leaving = (self._held[i].segment for i in self._retiring if i in self.segments)
+        return any(segment.end_offset > start for segment in leaving)
 
     # -- copying -----------------------------------------------------------------------------------
 
@@ -539,6 +545,8 @@ class RemoteLog:
         if self._copying is not None or self._now_ms < self._copy_not_before_ms:
             return []
         if self._failed_tries() >= MOST_FAILED or self._is_to_be_adopted(local):
+            return []
+        if self._are_leaving(local.local_start_offset):
             return []
         found = next_to_copy(local, self._config, max(self.tiered_end, kept), self._now_ms)
         if found is None:

@@ -237,9 +237,12 @@ class RemoteLogs:
         partition, so that nothing has to be done."""
         with self._lock:
             found = self._logs.get((topic_id, partition))
-        if found is None or found.machine.is_empty:
+        if found is None:
             return False
-        found.ended.set()  # an upload that is under way is not wanted
+        found.ended.set()  # an upload that is under way is not wanted, and none begins
+        if found.machine.is_empty:
+            self._forget(found)
+            return False
         found.partition = None
         self._tell(found, e.Loaded())
         self._tell(found, e.TopicDeleted())
@@ -317,6 +320,8 @@ class RemoteLogs:
             return
         if isinstance(effect, e.Write):
             record = effect.record
+            if found.ended.is_set() and isinstance(record, RemoteSegment):
+                return self._tell(found, e.Unrecorded(record))
             reached(f"before {_name(record)}")
             self._metadata.write(record, lambda done: self._written(found, record, done))
         elif isinstance(effect, e.Put):
