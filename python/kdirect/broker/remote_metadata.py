@@ -167,6 +167,12 @@ class RemoteMetadata:
         for index in range(count):
             self._state.load(index)
 
+    def make_topic(self) -> None:
+        """Create the topic unless it is there, so that a broker with tiered topics has it from the
+        first one on, and one that has none has lost it.  File work, on the admin thread or before
+        the broker serves; KdirectError."""
+        self._state.create()
+
     def known(self, cluster_id: str) -> Known:
         """What a sweep has to know."""
         table = self.table

@@ -35,7 +35,7 @@ from kdirect.broker.topics import REMOTE_METADATA_TOPIC, Registry, Topic
 from kdirect.errors import LogError
 from kdirect.format.protocol import RequestHeader
 from kdirect.format.remote_metadata import RemotePartitionDelete, RemoteSegment
-from kdirect.log.manager import LogManager
+from kdirect.log.manager import INDEX_CACHE, LogManager
 from kdirect.log.partition import Partition
 from kdirect.objects.store import ObjectStore
 from kdirect.storage.remote_logs import PartitionId, RemoteLogs, RemoteSettings
@@ -44,7 +44,6 @@ from kdirect.storage.segment_states import Record
 
 log = logging.getLogger("kdirect.storage")
 
-INDEX_CACHE = "remote-log-index-cache"
 CREDENTIALS = "rsm.config."
 LEAST_SWEEP_S = 1.0
 
@@ -93,6 +92,10 @@ class RemoteStorage:
         config = self._config
         self._require_metadata()
         self.metadata.start()
+        topics = self._topics
+        if any(topics.log_config(topic).wants_remote for topic in topics):
+            self.metadata.make_topic()
+        topics.before_tiered = self.metadata.make_topic
         settings = RemoteSettings(
             cluster_id=self._logs.cluster_id,
             broker_id=config["node.id"],
@@ -156,12 +159,13 @@ class RemoteStorage:
             return
         if not any(topics.log_config(topic).wants_remote for topic in topics):
             return
+        # The store has to answer here.  What is lost is told by nothing else.
         if next(self.store.list(f"{self._logs.cluster_id}/"), None) is not None:
             raise LogError(
                 f"{self.store.uri} has objects of this cluster, and {REMOTE_METADATA_TOPIC}, which"
                 " tells of them, is not in the log directories, or only a part of it",
                 hint="restore the log directory that had it; if it is lost, move all of them away"
-                " and make them anew with `kdirect remote rebuild`",
+                " and make them again with `kdirect remote rebuild`",
             )
 
     def partition_changed(self, partition: Partition) -> None:

@@ -106,6 +106,8 @@ class Registry:
         self._ids_file = logs.log_dirs[0] / IDS_FILE
         self._logs = logs
         self._defaults = logs.config
+        # A topic is about to be tiered for the first time.  On the admin thread; KdirectError.
+        self.before_tiered: Callable[[], None] = lambda: None
         # Is a deleted topic to be remembered until `forget_deleted`?  On the admin thread.
         self.outlives_its_log: Callable[[Topic], bool] = lambda topic: False
         # Such topics, of which a crash came in between.
@@ -299,6 +301,8 @@ class Registry:
         self._create(Topic(name, topic_id, partitions, dict(configs)))
 
     def _create(self, topic: Topic) -> None:
+        if self.log_config(topic).wants_remote:
+            self.before_tiered()
         self._remember(topic)
         try:
             self._save()
@@ -357,6 +361,8 @@ class Registry:
     def configure(self, topic: Topic, configs: Mapping[str, str]) -> None:
         """Replace the topic's own properties; ConfigError leaves the old ones."""
         checked = self.checked_configs(topic.name, configs)
+        if self._defaults.with_overrides(checked).wants_remote:
+            self.before_tiered()
         before = topic.configs
         topic.configs = dict(checked)
         try:

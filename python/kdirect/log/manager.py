@@ -44,6 +44,7 @@ from kdirect.model import TopicPartition, check_topic_name
 log = logging.getLogger("kdirect.log")
 
 LOCK_FILE = ".lock"
+INDEX_CACHE = "remote-log-index-cache"  # of `kdirect.storage`, beside the partitions, as Kafka's
 PARTITION_DIRECTORY = re.compile(r"([a-zA-Z0-9._-]{1,249})-(\d{1,10})\Z")
 LOST_START = -1  # the checkpoint of log starts is missing or damaged
 _DELETED_SUFFIX = "-delete"
@@ -278,7 +279,8 @@ class LogManager:
                 continue
             match = PARTITION_DIRECTORY.match(name)
             if match is None:
-                log.warning("%s is no partition: it is left alone", path)
+                if name != INDEX_CACHE:
+                    log.warning("%s is no partition: it is left alone", path)
                 continue
             tp = TopicPartition(match[1], int(match[2]))
             if tp in self.partitions:
