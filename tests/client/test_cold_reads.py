@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import logging
 import os
+import pickle
 import random
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -109,6 +111,7 @@ def test_through_the_broker(logs: dict[str, ColdLog], transport: str) -> None:
     offsets, counts = read(log, 0, log.records, transport=transport, cold_reads="broker")
     assert offsets == list(range(log.records))
     assert "client_cold_gets" not in counts and log.gets_of_the_broker() > 0
+    assert set(log.broker.server.remote.statistics()) == metrics.names("storage")
     assert consume(log, log.records, transport=transport, cold_reads="broker")[0] == offsets
 
 
@@ -155,16 +158,23 @@ def test_a_whole_range_costs_little_more_than_its_bytes(large: ColdLog) -> None:
     assert counts["client_cold_lookups"] == 1
 
 
+@contextmanager
+def seen_through_a_gate(log: ColdLog) -> Iterator[tuple[Any, ColdLog]]:
+    """What clients read goes through it, and what the broker reads does not."""
+    locations = log.broker.server.remote.locations
+    with gate_to(log.place) as (gate, place):
+        locations._store = place.store()
+        try:
+            yield gate, ColdLog(log.broker, place, log.size)
+        finally:
+            locations._store = log.broker.server.remote.store
+
+
 def test_the_requests_at_the_store(large: ColdLog) -> None:
     """What the client counts is what the server sees; of each object, pyarrow asks for the size."""
-    with gate_to(large.place) as (gate, place):
-        through = ColdLog(large.broker, place, large.size)
-        large.broker.server.remote.locations._store = place.store()
-        try:
-            stop = large.segments[1].end_offset
-            offsets, counts = read(through, 0, stop, transport="tcp", cold_reads="direct")
-        finally:
-            large.broker.server.remote.locations._store = large.broker.server.remote.store
+    with seen_through_a_gate(large) as (gate, through):
+        stop = large.segments[1].end_offset
+        offsets, counts = read(through, 0, stop, transport="tcp", cold_reads="direct")
     assert offsets == list(range(stop))
     gets = [r for r in gate.requests if r.method == "GET"]
     assert len(gets) == counts["client_cold_gets"]
@@ -506,6 +516,55 @@ def test_many_partitions_in_one_request(tmp_path: Path, object_stores: Any) -> N
         assert log.gets_of_the_broker() == 0
 
 
+# -- what was planned elsewhere --------------------------------------------------------------------
+
+
+def test_readers_that_were_told_the_places(logs: dict[str, ColdLog]) -> None:
+    """They ask no broker."""
+    log = logs["config"]
+    with kdirect.connect(log.settings(cold_reads="direct")) as session:
+        places = session.locate({TP: (30, log.records)})[TP]
+    assert [p.segment_id for p in places] == [
+        s.segment_id for s in log.segments if s.end_offset > 30
+    ]
+    told = pickle.loads(pickle.dumps(places))
+    assert told == places
+    stop = places[-1].end_offset
+    settings = log.settings(cold_reads="direct", transport="tcp")
+    for start in (30, 31, places[2].base_offset + 1):
+        before = log.broker.statistics()["broker_requests"]
+        with kdirect.connect(settings | {"client.id": f"told {start}"}) as session:
+            session.remember_places(told)
+            with session.reader(TP, start, stop) as reader:
+                offsets = [o for b in reader for o in b.column("offset").to_pylist()]
+            assert offsets == list(range(start, stop))
+            assert log.broker.statistics()["broker_requests"] == before
+            with session.reader(TP, start, stop) as reader:  # it was not told
+                assert sum(b.num_rows for b in reader) == stop - start
+                assert reader.statistics()["client_cold_lookups"] == 1
+
+
+def test_places_that_are_no_longer_right(tmp_path: Path, object_stores: Any) -> None:
+    """The broker is asked again, and what it says counts."""
+    with (
+        cold_log(tmp_path, object_stores["directory"].fresh()) as log,
+        kdirect.connect(log.settings(cold_reads="direct")) as session,
+    ):
+        places = session.locate({TP: (0, log.records)})[TP]
+        start = places[3].base_offset
+        session.admin.delete_records({TP: start})
+        wait_for_absence(log.place.store(), [p.key for p in places[:3]])
+        session.remember_places(places)
+        with (
+            session.reader(TP, 0, log.records) as reader,
+            pytest.raises(OffsetOutOfRangeError, match="outside"),
+        ):
+            list(reader)
+        with session.reader(TP, start, log.records) as reader:
+            assert sum(b.num_rows for b in reader) == log.records - start
+            assert reader.statistics()["client_cold_gets"] >= len(places) - 3
+
+
 @pytest.mark.parametrize("access", ["config", "presigned"])
 def test_a_store_with_failures(tmp_path: Path, object_stores: Any, access: str, seed: int) -> None:
     """It answers 503 and 500, and ends connections: every record comes once."""
@@ -527,3 +586,22 @@ def test_a_store_with_failures(tmp_path: Path, object_stores: Any, access: str, 
             assert offsets == list(range(start, log.records))
             assert consume(log, log.records, transport=transport)[0] == list(range(log.records))
         gate.fault = lambda request: None
+
+
+@pytest.mark.parametrize("access", ["config", "presigned"])
+def test_a_store_that_is_silent(
+    tmp_path: Path, object_stores: Any, access: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Readers go on through the broker before their time is over."""
+    place = object_stores["s3"].fresh()
+    with (
+        cold_log(tmp_path, place, access, records=300) as log,
+        seen_through_a_gate(log) as (gate, through),
+    ):
+        gate.fault = lambda request: "silent" if request.method == "GET" else None
+        patience = {"config": 10_000, "presigned": 3000}[access]  # curl counts whole seconds
+        given = {"transport": "tcp", "request_timeout_ms": patience}
+        offsets, counts = read(through, 0, log.records, **given)
+        assert offsets == list(range(log.records)) and counts["fetched_bytes"] > 0
+        (warning,) = warnings_of(caplog)
+        assert log.key(log.segments[0]) in warning

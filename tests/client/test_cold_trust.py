@@ -4,6 +4,8 @@ a client do: nothing but to refuse, and, with cold.reads=auto, to read through i
 from __future__ import annotations
 
 import logging
+import pickle
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -181,6 +183,8 @@ def test_a_signed_url_is_nowhere(tmp_path: Path, object_stores: Any) -> None:
         (place, *_) = view.places
         assert place.url is not None and "Signature" in place.url
         assert "Signature" not in repr(view) + str(place)
+        assert b"Signature" not in pickle.dumps(place)
+        assert pickle.loads(pickle.dumps(place)) == replace(place, url=None)
         settings = CLIENT.resolve({"bootstrap.servers": log.servers})
         stores = ColdStores(settings, SYSTEM)
         assert "Signature" not in stores.name(place) + repr(stores)

@@ -200,6 +200,10 @@ class ColdReads:
 
     def _locate(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, ColdView]:
         known = {tp: self._stores.known(tp, offset) for tp, offset in offsets.items()}
+        for places in known.values():
+            # Whoever was told these uses them once: a topic may be deleted, and made again.
+            for place in places:
+                self._stores.forget(place)
         out = {
             tp: ColdView(places, places[-1].end_offset) for tp, places in known.items() if places
         }

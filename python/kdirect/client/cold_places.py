@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
@@ -52,6 +52,15 @@ class ColdPlace:
     @property
     def segment_id(self) -> uuid.UUID:
         return self.identity.segment_id
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy for another process has no URL: plans are shown, and kept."""
+        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "url"}
+        return _without_url, (values,)
+
+
+def _without_url(values: dict[str, Any]) -> ColdPlace:
+    return ColdPlace(**values, url=None)
 
 
 class ColdView(NamedTuple):

@@ -28,15 +28,16 @@ from kdirect.errors import (
 )
 from kdirect.model import TopicPartition
 from kdirect.objects.presigned import get_presigned
-from kdirect.objects.store import ObjectStore
+from kdirect.objects.store import CONNECT_TIMEOUT_S, ObjectStore
 from kdirect.wire.environment import Environment
 
 log = logging.getLogger("kdirect.client")
 
 CREDENTIALS = "remote.config."
 AGAIN_S = 300.0  # after which a store that could not be read is tried again
-ATTEMPTS = 3  # of a GET by a signed URL; those of a store are its own
+ATTEMPTS = 3  # of a GET
 PAUSE_S = 0.2
+MOST_SILENCE_S = 30.0  # of a store, in one attempt
 MOST_PLACES = 20_000
 
 
@@ -53,6 +54,9 @@ class ColdStores:
             if name.startswith(CREDENTIALS) and value is not None
         }
         self._environment = environment
+        # All attempts end in half of the time that a reader waits: the broker needs some, too.
+        half_s: float = settings["request.timeout.ms"] / 2000
+        self._silence_s = min(half_s / ATTEMPTS, MOST_SILENCE_S)
         self._refused_s: float = settings["metadata.max.age.ms"] / 1000
         self._lock = threading.Lock()
         self._stores: dict[str, ObjectStore] = {}
@@ -140,7 +144,13 @@ class ColdStores:
             return memoryview(self._store(place).get(place.key, position, length)).cast("B")
         for attempt in range(ATTEMPTS):
             try:
-                return get_presigned(place.url, position, length)
+                return get_presigned(
+                    place.url,
+                    position,
+                    length,
+                    connect_timeout_s=min(self._silence_s, CONNECT_TIMEOUT_S),
+                    request_timeout_s=self._silence_s,
+                )
             except RemoteUnavailableError:
                 if attempt == ATTEMPTS - 1:
                     raise
@@ -164,7 +174,13 @@ class ColdStores:
             found = self._stores.get(place.store_uri)
             if found is None:
                 uri = trusted_uri(place.store_uri, self._own_uri, self._config)
-                found = self._stores[place.store_uri] = ObjectStore(uri, self._config)
+                found = self._stores[place.store_uri] = ObjectStore(
+                    uri,
+                    self._config,
+                    connect_timeout_s=min(self._silence_s, CONNECT_TIMEOUT_S),
+                    request_timeout_s=self._silence_s,
+                    attempts=ATTEMPTS,
+                )
             return found
 
 
