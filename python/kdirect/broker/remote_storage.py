@@ -89,13 +89,34 @@ class RemoteStorage:
     async def start(self) -> None:
         """Read the metadata, look after the tiered partitions, go on with deletions.  File work,
         before the broker serves.  KdirectError."""
-        config = self._config
         self._require_metadata()
         self.metadata.start()
         topics = self._topics
         if any(topics.log_config(topic).wants_remote for topic in topics):
             self.metadata.make_topic()
         topics.before_tiered = self.metadata.make_topic
+        self._start_threads()
+        for record in self.metadata.records():
+            self.logs.apply(record)
+        self.reader.retain(self.metadata.known(self._logs.cluster_id).segments)
+        for partition in list(self._logs.partitions.values()):
+            if partition.is_tiered:
+                where = (partition.topic_id, partition.topic_partition.partition)
+                copied = self.metadata.copied(where)
+                go_on_behind(partition, self.store, self._logs.cluster_id, copied)
+        self.metadata.told = self._told
+        self._logs.on_changed = self.partition_changed
+        for partition in list(self._logs.partitions.values()):
+            self.partition_changed(partition)
+        self.logs.resume_deletions()
+        for topic in list(self._topics.unforgotten):
+            await self.topic_deleted(topic)
+            self._topics.forget_deleted(topic)
+        self._topics.outlives_its_log = self._has_metadata
+        self._sweep_later()
+
+    def _start_threads(self) -> None:
+        config = self._config
         settings = RemoteSettings(
             cluster_id=self._logs.cluster_id,
             broker_id=config["node.id"],
@@ -131,24 +152,6 @@ class RemoteStorage:
         )
         self._ends.append(self.reader.close)
         self._ends.append(self.locations.close)
-        for record in self.metadata.records():
-            self.logs.apply(record)
-        self.reader.retain(self.metadata.known(self._logs.cluster_id).segments)
-        for partition in list(self._logs.partitions.values()):
-            if partition.is_tiered:
-                where = (partition.topic_id, partition.topic_partition.partition)
-                copied = self.metadata.copied(where)
-                go_on_behind(partition, self.store, self._logs.cluster_id, copied)
-        self.metadata.told = self._told
-        self._logs.on_changed = self.partition_changed
-        for partition in list(self._logs.partitions.values()):
-            self.partition_changed(partition)
-        self.logs.resume_deletions()
-        for topic in list(self._topics.unforgotten):
-            await self.topic_deleted(topic)
-            self._topics.forget_deleted(topic)
-        self._topics.outlives_its_log = self._has_metadata
-        self._sweep_later()
 
     def _require_metadata(self) -> None:
         """Refuse to start where the metadata was lost: everything in the store would look like

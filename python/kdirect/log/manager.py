@@ -1,8 +1,8 @@
 """The log manager: all partitions of a broker, in one or more log directories.
 
 Law of the room: owns the directories (one broker at a time: ``.lock``), the list of partitions, the
-checkpoints and the marker of a clean shutdown.  It runs no thread and reads no clock of its own
-accord: the broker calls `apply_retention`, `flush_due` and `checkpoint` when they are due.
+checkpoints and the marker of a clean shutdown.  It runs no thread and reads no clock: the broker
+calls `apply_retention`, `flush_due` and `checkpoint` when they are due.
 
 Life: construct, `open`, use, `close`.  A process that dies without `close` leaves no clean-shutdown
 marker, and the next `open` recovers.  Any thread may call.
@@ -268,19 +268,17 @@ class LogManager:
         """The partitions in a log directory; what a deletion, or a creation that was not finished,
         has left is removed."""
         with os.scandir(directory) as entries:
-            names = sorted(entry.name for entry in entries if entry.is_dir())
+            names = sorted(e.name for e in entries if e.is_dir() and e.name != INDEX_CACHE)
         for name in names:
             path = directory / name
-            unfinished = name.endswith(_NEW_SUFFIX) and PARTITION_DIRECTORY.match(
-                name.removesuffix(_NEW_SUFFIX)
-            )
+            whole = name.removesuffix(_NEW_SUFFIX)
+            unfinished = whole != name and PARTITION_DIRECTORY.match(whole)
             if unfinished or name.endswith(_DELETED_SUFFIX):
                 shutil.rmtree(path, ignore_errors=True)
                 continue
             match = PARTITION_DIRECTORY.match(name)
             if match is None:
-                if name != INDEX_CACHE:
-                    log.warning("%s is no partition: it is left alone", path)
+                log.warning("%s is no partition: it is left alone", path)
                 continue
             tp = TopicPartition(match[1], int(match[2]))
             if tp in self.partitions:
