@@ -81,6 +81,7 @@ def tier_copy(seconds: float, quick: bool) -> list[Figure]:
         figures = [copy_rate(directory, place.fresh(), rounds, quick)]
         if place.kind == "s3":
             figures += copy_requests(directory, place.fresh(), quick)
+        rounds = rounds_of(seconds, 6, quick, least=5)
         turn_s = 0.5 if quick else max(3.0, seconds / (4 * rounds))
         return [*figures, copy_waits(directory, place.fresh(), rounds, turn_s)]
 
