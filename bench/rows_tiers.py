@@ -339,6 +339,8 @@ def tier_tail(seconds: float, quick: bool) -> list[Figure]:
 
 
 def tail(directory: Path, place: Any, rounds: int, turn_s: float, quick: bool) -> list[Figure]:
+    from kdirect.model import TopicPartition
+
     segments, size = (3, QUICK_SEGMENT_BYTES) if quick else (8, SEGMENT_BYTES)
     cache = QUICK_SEGMENT_BYTES if quick else CACHE_BYTES
     rate, batch = 100e6, batch_of(1 << 10)
@@ -351,12 +353,15 @@ def tail(directory: Path, place: Any, rounds: int, turn_s: float, quick: bool) -
     ):  # fmt: skip
         stop = make_cold(peer, session, "cold", batch, segments, size)
         session.admin.create_topic("tail", 1)
+        tp = TopicPartition("tail", 0)
         for number in range(rounds):
             for beside in (False, True) if number % 2 else (True, False):
                 if beside:
                     reader.start("read_old", a, "cold", stop, rate, turn_s + 1.0)
-                follower.start("tail", a, "tail", turn_s + 0.5)
-                time.sleep(0.5)
+                producer.produce_sync("tail", b"the last one", None, partition=0)
+                last = session.latest_offsets([tp])[tp] - 1
+                follower.call("follow", a, "tail", last)
+                follower.start("tail", turn_s + 0.2)
                 took = {"produce": probe(producer, turn_s), "consume": follower.finish()}
                 if beside:
                     rates.append(reader.finish())

@@ -252,6 +252,7 @@ class Side:
         import kdirect  # noqa: F401
 
         self.broker: Any = None
+        self.consumer: Any = None
 
     def start(self, directory: str, given: dict[str, Any]) -> str:
         import kdirect
@@ -324,21 +325,25 @@ class Side:
             raise RuntimeError(f"records were not acknowledged: {failed[:1]}")
         return sorted(took)
 
-    def tail(self, address: str, topic: str, seconds: float) -> list[float]:
-        """Follow the end of a topic; ms from the moment that each record says to now, sorted."""
+    def follow(self, address: str, topic: str, offset: int) -> None:
+        """Be at the end of a topic, whose last record is that at `offset`."""
         import kdirect
-        from kdirect.model import LATEST_OFFSET
 
+        self.consumer = kdirect.Consumer({"bootstrap.servers": address, "transport": "tcp"})
+        self.consumer.assign({kdirect.TopicPartition(topic, 0): offset})
+        while self.consumer.poll(1.0) is None:
+            pass
+
+    def tail(self, seconds: float) -> list[float]:
+        """Follow it on; ms from the moment that each record says to now, sorted."""
         took = []
         end = time.monotonic() + seconds
-        tp = kdirect.TopicPartition(topic, 0)
-        with kdirect.Consumer({"bootstrap.servers": address, "transport": "tcp"}) as consumer:
-            consumer.assign({tp: LATEST_OFFSET})
-            while time.monotonic() < end:
-                message = consumer.poll(0.1)
-                if message is not None:
-                    sent = int(message.value()[:20])  # type: ignore[index]
-                    took.append((time.monotonic_ns() - sent) / 1e6)
+        while time.monotonic() < end:
+            message = self.consumer.poll(0.1)
+            if message is not None:
+                sent = int(message.value()[:20])
+                took.append((time.monotonic_ns() - sent) / 1e6)
+        self.consumer.close()
         return sorted(took)
 
     def read_old(self, address: str, topic: str, stop: int, rate: float, seconds: float) -> float:
