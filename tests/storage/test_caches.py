@@ -94,7 +94,7 @@ def test_how_far_ahead() -> None:
 
 
 def test_work_ahead_leaves_a_thread_and_is_dropped() -> None:
-    threads = ReaderThreads(3, 4)
+    threads = ReaderThreads(3, 4, name="test")
     go = threading.Event()
     begun: list[int] = []
 

@@ -22,7 +22,6 @@ from typing import Any, TypeVar
 from kdirect.errors import ClosedError, KdirectError
 
 log = logging.getLogger("kdirect.storage")
-THREAD_NAME = "kdirect-remote-read"
 UNLIMITED = 1 << 62
 _Result = TypeVar("_Result")
 
@@ -31,7 +30,7 @@ class ReaderThreads:
     """`threads` of them, started with the first task; `max_pending` tasks wait at most, in each
     queue.  Any thread may call, an event loop as well: nothing here waits."""
 
-    def __init__(self, threads: int, max_pending: int = UNLIMITED, name: str = THREAD_NAME) -> None:
+    def __init__(self, threads: int, max_pending: int = UNLIMITED, *, name: str) -> None:
         self._name = name
         self._count = max(threads, 1)
         self._max_pending = max_pending

@@ -9,10 +9,10 @@ threads                        for what
 =============================  =================================================================
 ``kdirect-remote-look``        one: what partitions say of themselves, every
                                ``remote.log.manager.task.interval.ms`` and at each roll
-``kdirect-remote-copy-N``      ``remote.log.manager.copier.thread.pool.size``: uploads; each waits
+``kdirect-remote-copy``        ``remote.log.manager.copier.thread.pool.size``: uploads; each waits
                                for one thread ``kdirect-remote-put``, which it leaves alone when the
                                store has taken nothing for ``remote.log.copy.timeout.ms``
-``kdirect-remote-expire-N``    ``remote.log.manager.expiration.thread.pool.size``: deletions, looks
+``kdirect-remote-expire``      ``remote.log.manager.expiration.thread.pool.size``: deletions, looks
                                at objects that others left, log starts that move
 =============================  =================================================================
 

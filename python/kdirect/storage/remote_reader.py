@@ -81,7 +81,7 @@ class RemoteReader:
         self._chunks = ChunkCache(chunk_bytes)
         self.throttle = Throttle(bytes_per_second)
         self._max_plain_batch_bytes = max_plain_batch_bytes
-        self._threads = ReaderThreads(threads, max_pending)
+        self._threads = ReaderThreads(threads, max_pending, name="kdirect-remote-read")
         self._read_ahead = ReadAhead()
         self._counted = threading.Lock()
         self._counts = dict.fromkeys(
