@@ -52,6 +52,7 @@ async def _late_append() -> None:
         cluster=SimpleNamespace(node_id=1),
         environment=SimpleNamespace(time_ms=lambda: 0),
         counters=Counters(),
+        remote_reads=None,
         waiters=SimpleNamespace(notify=lambda tp, size: None),
         appender=SimpleNamespace(
             append_nowait=lambda *of: None,
