@@ -138,6 +138,12 @@ tier-kills: install ## Kill a broker at each step of copying and deletion (two s
 	PYTHONPATH=$(CURDIR) $(BIN)/python -m tests.storage.remote_kills \
 		--first $(or $(SEED),0) --count $(or $(COUNT),200)
 
+.PHONY: cluster-tier-kills
+cluster-tier-kills: install ## The same of leaders in a cluster (ten seconds each);
+## COUNT=100, SEED=the first one
+	PYTHONPATH=$(CURDIR) $(BIN)/python -m tests.members.tiered_kills \
+		--first $(or $(SEED),0) --count $(or $(COUNT),100)
+
 .PHONY: slash-laws
 slash-laws: install ## Test the laws of the delta protocol, with every kind of state, on many
 ## examples a plan and law; COUNT=1000, SEED=0

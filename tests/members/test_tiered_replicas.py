@@ -1,5 +1,5 @@
 """Replicas of a tiered partition: a follower takes from its leader what the leader still has, and
-knows that the log begins before.  Nothing is copied here: the tests say what counts as copied."""
+knows that the log begins before.  `test_tiered_cluster` has processes that die."""
 
 from __future__ import annotations
 
@@ -65,6 +65,7 @@ def pair(brokers: Callable[..., list[Any]], tmp_path: Path, request: Any) -> Any
             2,
             remote_log_storage_system_enable=True,
             remote_log_storage_uri=f"file://{tmp_path}/store",
+            rlmm_config_remote_log_metadata_topic_replication_factor=2,
             rdma_replicate=request.param,
         )
     )
@@ -80,21 +81,24 @@ def test_a_follower_that_was_away_starts_where_its_leader_begins(pair: Pair) -> 
     pair.produce(4)
     leader = pair.partition(pair.first)
     assert leader.log_end_offset == 30
-    leader.note_tiered(20)
-    assert leader.apply_retention(int(time.time() * 1000)) == 4
-    assert (leader.log_start_offset, leader.local_log_start_offset) == (0, 20) and end <= 10
+    wait_until(lambda: leader.remote_end_offset == 30, "all of it is copied", 60)
+    assert leader.apply_retention(int(time.time() * 1000)) == 6
+    assert (leader.log_start_offset, leader.local_log_start_offset) == (0, 30) and end <= 10
     pair.brokers[pair.second].start()
     pair.wait_in_sync(2)
     follower = pair.partition(pair.second)
     wait_until(lambda: follower.high_watermark == 30, "it has all that its leader has")
-    assert (follower.log_start_offset, follower.local_log_start_offset) == (0, 20)
+    assert (follower.log_start_offset, follower.local_log_start_offset) == (0, 30)
+    assert follower.leader_epochs() == leader.leader_epochs()
+    producers = [{e.producer_id for e in p.kernel.producers()[0]} for p in (leader, follower)]
+    assert producers[0] == producers[1] and len(producers[0]) == 2, "out of the remote segment"
     with pytest.raises(TieredOffsetError):
         follower.read(5, 1000)
     # Records are deleted on both, and each keeps what is above.
     pair.session.admin.delete_records({TP: 7})
     wait_until(lambda: follower.log_start_offset == 7, "it follows the log start")
     assert leader.log_start_offset == 7
-    assert follower.first_kept_offset == leader.first_kept_offset == 20
+    assert follower.first_kept_offset == leader.first_kept_offset == 30
 
 
 def test_a_follower_that_lags_is_told_that_it_is_in_remote_storage(pair: Pair) -> None:

@@ -25,7 +25,7 @@ from kdirect.format.segment_object import TailPlace
 from kdirect.storage import remote_events as e
 from kdirect.storage.copy_rules import LocalLog, LocalSegment, TierConfig
 from kdirect.storage.remote_log import RemoteLog
-from kdirect.storage.remote_logs import Upload
+from kdirect.storage.upload import RunningUpload
 from kdirect.store.own_files import topics_text
 from tests.broker.test_topic_properties import alter
 from tests.object_servers import SILENT, Place, gate_to
@@ -139,10 +139,10 @@ def test_a_broker_ends_although_the_store_is_silent(
 
 def test_an_upload_ends_or_is_given_up() -> None:
     """What was given up is deleted by the thread that ends it: it must not count."""
-    upload = Upload()
+    upload = RunningUpload()
     assert upload.end(TailPlace(1, 2)) and not upload.give_up()
     assert upload.outcome == TailPlace(1, 2) and upload.ended.is_set()
-    upload = Upload()
+    upload = RunningUpload()
     assert upload.give_up() and not upload.end(TailPlace(1, 2))
     assert upload.outcome is None
 

@@ -93,8 +93,8 @@ MISTAKES = {
     ),
     "decided before the epoch is known to all": (
         remote_log,
-        "fenced = not self._fences or self._newest_epoch >= self._epoch",
-        "fenced = True",
+        "(self._is_fenced or not self._fences)",
+        "True",
     ),
     "any history is this log's": (
         remote_log,

@@ -12,7 +12,8 @@ What differs from a broker that is alone, and where `Replicas` is asked:
   them.
 - Consumers read below the high watermark, from followers as well (version 11 and later, KIP-392).
   The leader sends a consumer with a rack to a replica there; a follower that is asked above its
-  high watermark does not know (OFFSET_NOT_AVAILABLE).  A reader whose last epoch ended elsewhere
+  high watermark does not know (OFFSET_NOT_AVAILABLE); one that is asked for what is in remote
+  storage only sends the consumer to the leader.  A reader whose last epoch ended elsewhere
   is told where its log diverges (version 12).
 - A leader that was just elected does not tell "latest" until its high watermark is not below one
   that was told before.
@@ -228,6 +229,8 @@ class ReplicatedDataHandlers(DataHandlers):
                 raise OffsetNotAvailableError(
                     f"offset {x.fetch_offset} of {tp} is above the high watermark of this replica"
                 )
+            if partition.log_start_offset <= x.fetch_offset < partition.local_log_start_offset:
+                return self._ask_leader(tp, x, partition)
         elif reader.rack:
             preferred = replicas.preferred_replica(tp, reader.rack, x.fetch_offset)
             if preferred >= 0:
@@ -238,6 +241,13 @@ class ReplicatedDataHandlers(DataHandlers):
             if diverging is not None:
                 return self._without_records(x, partition)._replace(diverging=diverging)
         return partition
+
+    def _ask_leader(self, tp: TopicPartition, x: Any, partition: Partition) -> Fetched:
+        """The offset is in remote storage only, which leaders read."""
+        leader = self._membership.metadata.leader_of(tp)
+        if leader < 0:
+            raise LeaderNotAvailableError(f"{tp} has no leader that reads remote storage")
+        return self._without_records(x, partition)._replace(preferred=leader)
 
     def _without_records(self, x: Any, partition: Partition) -> Fetched:
         return Fetched(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from kdirect.broker.answers import Answer, later, respond
@@ -23,7 +23,7 @@ from kdirect.broker.services import Services
 from kdirect.broker.topics import INTERNAL_TOPICS, MAX_PARTITIONS, OFFSETS_TOPIC, Topic
 from kdirect.cluster import requests
 from kdirect.cluster.codes import DONE, Code, Outcome
-from kdirect.errors import ConfigError
+from kdirect.errors import ConfigError, KdirectError
 from kdirect.format import protocol as p
 from kdirect.format.protocol import ErrorCode
 from kdirect.log.checkpoint import new_id
@@ -61,6 +61,8 @@ class TopicHandlers:
         self._offsets = services.offsets
         self._picture = picture
         self._config_rows = config_rows
+        # Called before a topic is deleted; KdirectError: it is not to be.
+        self.before_deletion: Callable[[Topic], Awaitable[None]] | None = None
 
     # -- create ------------------------------------------------------------------------------------
 
@@ -209,6 +211,13 @@ class TopicHandlers:
         if name in INTERNAL_TOPICS:
             outcome = Outcome(Code.INVALID_REQUEST, f"topic {name} is the cluster's own")
             return row_of(outcome, name=name, topic_id=topic_id)
+        if topic is not None and self.before_deletion is not None:
+            try:
+                await self.before_deletion(topic)
+            except KdirectError as e:
+                number, message = explain(e, f"deletion of topic {name}")
+                row = row_of(DONE, name=name, topic_id=topic_id)
+                return {**row, "error_code": number, "error_message": message}
         question = requests.DeleteTopic(None, name if topic or named else None, topic_id)
         outcome, _ = await self.ask(question, wait_s(timeout_ms))
         if outcome.code == Code.NONE:

@@ -37,8 +37,10 @@ from kdirect.broker.handlers_replicated import ReplicatedDataHandlers
 from kdirect.broker.handlers_topics import TopicHandlers
 from kdirect.broker.listeners import Listeners
 from kdirect.broker.local_replicas import LocalReplicas, Remove
-from kdirect.broker.member_topics import MemberTopics
+from kdirect.broker.member_topics import MemberTopics, check_remote_storage
 from kdirect.broker.member_view import MemberView
+from kdirect.broker.metadata_appends import MetadataAppends
+from kdirect.broker.metadata_calls import MetadataCalls
 from kdirect.broker.picture import Picture
 from kdirect.broker.replication import Replication
 from kdirect.broker.scheduler import soon
@@ -110,6 +112,8 @@ class Member:
         self._access: Any = None
         self._coming: ComingLeaderships | None = None
         self._replicates = False  # `replicas` was started
+        self.on_joined: list[Callable[[], None]] = []  # called when it knows its replicas
+        self.metadata_appends: Any = None
         self._joined = asyncio.Event()
         self._own: Registry | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -188,11 +192,21 @@ class Member:
         """Those for configs, records, topics and placement."""
         configs = MemberConfigHandlers(services, self.picture)
         data = ReplicatedDataHandlers(services, self.topics, self.replicas, self.picture)
+        self.metadata_appends = MetadataAppends(services)
         self._coming = data.coming
         self.replicas.on_lead.append(data.coming.led)  # after `_lead`, which lets appends be made
         self.membership.subscribe(data.coming.changed)
         topics = TopicHandlers(services, self.picture, configs.topic_rows)
         return configs, data, topics, PlacementHandlers(self.picture)
+
+    def add_remote_storage(
+        self, remote: Any, handler: Callable[[int], Callable[..., Answer]]
+    ) -> None:
+        """Tie tiered storage to the replicas and to other brokers.  `handler(api key)`: what
+        answers such a request here."""
+        calls = MetadataCalls(self._config["node.id"], self.peers, handler)
+        remote.bind(self.membership, self.replicas, calls, self.metadata_appends)
+        self.on_joined.append(remote.joined)
 
     # -- joining -----------------------------------------------------------------------------------
 
@@ -209,6 +223,7 @@ class Member:
         self._loop = asyncio.get_running_loop()
         await self._files.admin(self._look_back)
         await self.membership.start(self._endpoints(listeners), self._kept)
+        check_remote_storage(self.membership.metadata, self._config)
         self.topics.bind(self.membership, self.replicas, self.picture)
         self.membership.subscribe(self._local.follow)
         if self._own is not None:
@@ -217,6 +232,8 @@ class Member:
         self._replicates = True
         await self.replicas.start()
         await self._local.start()
+        for call in self.on_joined:
+            call()
         self._joined.set()
 
     @property
@@ -365,7 +382,8 @@ class Member:
 
     def table(self) -> Iterable[tuple[int, Callable[..., Answer], bool]]:
         """(API key, handler, whether later requests of the connection wait for its answer)."""
-        for name, handler, blocking in MemberHandlers(self.membership).table():
+        rooms = (MemberHandlers(self.membership), self.metadata_appends)
+        for name, handler, blocking in (row for room in rooms for row in room.table()):
             yield p.API_NAMES[name].key, handler, blocking
         for key in p.REPLICA_API_KEYS:
             yield key, self._replica_request, False

@@ -32,6 +32,7 @@ from kdirect.errors import (
 from kdirect.log.checkpoint import new_id
 from kdirect.log.manager import LogManager
 from kdirect.log.partition import Partition
+from kdirect.log.remote_rules import refuse_tiered
 from kdirect.member.metadata import Metadata
 from kdirect.model import TopicPartition
 from kdirect.wire.environment import Environment
@@ -117,6 +118,23 @@ class MemberTopics(Registry):
 
     # -- changing ----------------------------------------------------------------------------------
 
+    def checked_configs(self, name: str, configs: Mapping[str, Any]) -> Mapping[str, str]:
+        checked = super().checked_configs(name, configs)
+        if self._picture is not None and self._defaults.with_overrides(configs).wants_remote:
+            lacking = [
+                number
+                for number, node in sorted(self._picture.metadata.brokers.items())
+                if node.registration.remote_storage is None
+            ]
+            if lacking:
+                raise ConfigError(
+                    f"option remote.storage.enable: 'true' is not allowed for topic {name}: broker"
+                    f" {lacking[0]} has no tiered storage",
+                    hint="set remote.log.storage.system.enable=true and remote.log.storage.uri of"
+                    " all brokers of the cluster, and restart them",
+                )
+        return checked
+
     async def create_everywhere(
         self, name: str, partitions: int, factor: int, configs: Mapping[str, Any]
     ) -> Topic:
@@ -179,6 +197,26 @@ class MemberTopics(Registry):
                 if self._next_producer_id >= self._producer_id_limit:
                     self._next_producer_id, self._producer_id_limit = first, limit
         return producer_id
+
+
+def check_remote_storage(metadata: Metadata, config: Mapping[str, Any]) -> None:
+    """ConfigError if a broker of this configuration does not fit into a cluster with tiered topics:
+    it has no tiered storage, or another object store than the others."""
+    if not config["remote.log.storage.system.enable"]:
+        topics = metadata.image.topics
+        refuse_tiered(
+            [n for n, t in topics.items() if t.config.get("remote.storage.enable") == "true"]
+        )
+        return
+    own = config["remote.log.storage.uri"]
+    for number, node in sorted(metadata.brokers.items()):
+        there = node.registration.remote_storage
+        if there not in (None, own):
+            raise ConfigError(
+                f"option remote.log.storage.uri: broker {number} keeps tiered topics in {there},"
+                f" and this one is to keep them in {own}",
+                hint="give all brokers of a cluster the same object store",
+            )
 
 
 def drawn(metadata: Metadata) -> tuple[int, int]:

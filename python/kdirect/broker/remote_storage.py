@@ -68,29 +68,35 @@ class RemoteStorage:
             config["remote.log.storage.uri"],
             {name.removeprefix(CREDENTIALS): value for name, value in given.items()},
         )
-        self.metadata = RemoteMetadata(
-            partitions=config["rlmm.config.remote.log.metadata.topic.num.partitions"],
-            remember_ms=2 * config["remote.orphan.age.ms"],
-            topics=topics,
-            appends=appends,
-            flusher=flusher,
-            admin=files.admin,
-        )
+        self._partitions: int = config["rlmm.config.remote.log.metadata.topic.num.partitions"]
+        self._remember_ms: int = 2 * config["remote.orphan.age.ms"]
+        self.metadata: Any = self._open_metadata(appends, flusher, files)
         self.logs: RemoteLogs
         self.reader: RemoteReader
         self.locations: RemoteLocations
         self._led: set[PartitionId] = set()
         self._marked: set[PartitionId] = set()  # deleted, as is on disk since the start
         self._told_deletion = asyncio.Event()
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._loop: asyncio.AbstractEventLoop  # of a timer
         self._timer: asyncio.TimerHandle | None = None
-        self._ends: list[Callable[[], None]] = [self.metadata.close]  # of what there is
+        self._ends: list[Callable[[], None]] = []  # of what was started
+
+    def _open_metadata(self, appends: Appends, flusher: Flusher, files: FileThreads) -> Any:
+        return RemoteMetadata(
+            partitions=self._partitions,
+            remember_ms=self._remember_ms,
+            topics=self._topics,
+            appends=appends,
+            flusher=flusher,
+            admin=files.admin,
+        )
 
     async def start(self) -> None:
         """Read the metadata, look after the tiered partitions, go on with deletions.  File work,
         before the broker serves.  KdirectError."""
         self._require_metadata()
         self.metadata.start()
+        self._ends.append(self.metadata.close)
         topics = self._topics
         if any(topics.log_config(topic).wants_remote for topic in topics):
             self.metadata.make_topic()
@@ -132,6 +138,7 @@ class RemoteStorage:
             settings,
             partition_count=self._partition_count,
             deleted=lambda segment: self.reader.forget(segment),
+            moved=self._log_start_moved,
         )
         self._ends.append(self.logs.close)
         self.reader = RemoteReader(
@@ -170,6 +177,9 @@ class RemoteStorage:
                 hint="restore the log directory that had it; if it is lost, move all of them away"
                 " and make them again with `kdirect remote rebuild`",
             )
+
+    def _log_start_moved(self, partition: Partition) -> None:
+        """Any thread."""
 
     def partition_changed(self, partition: Partition) -> None:
         """A partition is new, or has another configuration.  Any thread."""
@@ -305,9 +315,8 @@ class RemoteStorage:
 
     def close(self) -> None:
         """End its threads, as many as were started; any thread."""
-        loop, timer = self._loop, self._timer
-        if loop is not None and timer is not None:
-            soon(loop, timer.cancel)
+        if self._timer is not None:
+            soon(self._loop, self._timer.cancel)
         for end in self._ends:
             end()
 

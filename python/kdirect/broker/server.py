@@ -155,13 +155,18 @@ class BrokerServer:
     def _remote_storage(self) -> Any:
         """The RemoteStorage, where tiered storage is switched on; else None, and nothing of it is
         loaded."""
-        if not self.config["remote.log.storage.system.enable"] or self.member is not None:
+        if not self.config["remote.log.storage.system.enable"]:
             return None
-        from kdirect.broker.remote_storage import RemoteStorage
+        made: Any
+        if self.member is None:
+            from kdirect.broker.remote_storage import RemoteStorage
 
-        return RemoteStorage(
-            self.config, self.logs, self.topics, self.appends, self.flusher, self.files
-        )
+            made = RemoteStorage
+        else:
+            from kdirect.broker.member_remote import MemberRemoteStorage
+
+            made = MemberRemoteStorage
+        return made(self.config, self.logs, self.topics, self.appends, self.flusher, self.files)
 
     def _connection_context(self) -> ConnectionContext:
         return ConnectionContext(
@@ -213,6 +218,9 @@ class BrokerServer:
         if member is not None:
             for key, function, blocking in member.table():
                 self._handlers[key] = (function, blocking)
+            if self.remote is not None:
+                member.add_remote_storage(self.remote, lambda key: self._handlers[key][0])
+                topics.before_deletion = self.remote.mark_deleted
         if self.access is not None:
             for key in p.ACCESS_API_KEYS:
                 # These hold up nothing: a producer that waits for access may wait for another
@@ -341,6 +349,10 @@ class BrokerServer:
             timer.cancel()
         ending.step(self.waiters.close)
         ending.step(self.groups.close)
+        if self.member is not None:
+            ending.step(self.member.metadata_appends.close)
+            if self.remote is not None:
+                ending.step(self.remote.leave)
         await ending.wait(self._end_connections())
         if self.member is not None:
             await ending.wait(self.member.leave())

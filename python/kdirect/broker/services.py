@@ -101,6 +101,9 @@ class Replicas(Protocol):
     def watch_readable(self, tp: TopicPartition, /) -> None:
         """Have `on_high_watermark` called when the high watermark moves next, by RDMA too."""
 
+    def start_moved(self, tp: TopicPartition, /) -> None:
+        """The log of `tp` starts later: followers are told."""
+
     def diverging(
         self, tp: TopicPartition, last_fetched_epoch: int, offset: int, /
     ) -> tuple[int, int] | None:

@@ -6,12 +6,12 @@ its value, which may be anything: `CorruptMetadataError` names the path, what is
 remedy.  Fields that this build does not know are left alone, so that a newer Kafka's nodes are
 read; older versions of a record are read where Kafka reads them.
 
-Kafka ignores fields that it does not know.  Three are ours:
+Kafka ignores fields that it does not know.  Four are ours:
 
 - of a partition's state: ``eligible`` (KIP-966's eligible leader replicas) and ``incarnations``
   (which process of each broker it was that had every committed record);
 - of a broker: ``intact_since`` (the incarnation from which on its logs have all that it confirmed:
-  since then it did not lose power).
+  since then it did not lose power) and ``remote_storage`` (where its tiered topics are).
 """
 
 from __future__ import annotations
@@ -55,6 +55,8 @@ class BrokerRegistration(NamedTuple):
     confirmed.  None: this process may lack what those before it confirmed, as after a power loss;
     then it is its own incarnation, which is not known before the node is created.
 
+    `remote_storage`: the URI of its object store, None where it has no tiered storage.
+
     `lost`: replicas of which more is lost than that, as when one of several log directories was
     replaced: each has what was confirmed from its own incarnation on, `OWN` for the node's.
     """
@@ -65,6 +67,7 @@ class BrokerRegistration(NamedTuple):
     timestamp_ms: int = 0
     intact_since: int | None = None
     lost: Mapping[TopicPartition, int] = {}
+    remote_storage: str | None = None
 
     def lost_since(self, incarnation: int) -> dict[TopicPartition, int]:
         """`lost`, for the node that was created as this incarnation."""
@@ -91,6 +94,8 @@ def encode_broker(registration: BrokerRegistration) -> bytes:
         record["rack"] = registration.rack
     if registration.intact_since is not None:
         record["intact_since"] = registration.intact_since
+    if registration.remote_storage is not None:
+        record["remote_storage"] = registration.remote_storage
     if registration.lost:
         lost: dict[str, dict[str, int]] = {}
         for tp, since in registration.lost.items():
@@ -128,6 +133,7 @@ def decode_broker(path: str, value: bytes) -> BrokerRegistration:
         found.digits("timestamp", least=-1) if found.has("timestamp") else 0,
         found.integer("intact_since", most=MOST_INT64) if found.has("intact_since") else None,
         _lost(found.inner("lost")) if found.has("lost") else {},
+        found.text("remote_storage") if found.has("remote_storage") else None,
     )
 
 

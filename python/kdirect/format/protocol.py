@@ -212,6 +212,14 @@ class AskControllerResponse(ApiMessage, load_json=kdirect.format.messages):
     pass
 
 
+class WriteRemoteMetadataRequest(ApiMessage, load_json=kdirect.format.messages):
+    pass
+
+
+class WriteRemoteMetadataResponse(ApiMessage, load_json=kdirect.format.messages):
+    pass
+
+
 class FetchAsReplicaRequest(ApiMessage, load_json=kdirect.format.messages):
     pass
 
@@ -356,7 +364,10 @@ REPLICA_API_KEYS = frozenset(
         EndPushRequest,
     )
 )
-BROKER_API_KEYS = REPLICA_API_KEYS | {AskControllerRequest.API_KEY}
+BROKER_API_KEYS = REPLICA_API_KEYS | {
+    AskControllerRequest.API_KEY,
+    WriteRemoteMetadataRequest.API_KEY,
+}
 _OWN_API_KEYS = frozenset(v for name, v in vars(layout).items() if name.startswith("API_"))
 ACCESS_API_KEYS = _OWN_API_KEYS - {layout.API_LOCATE_RECORDS}
 

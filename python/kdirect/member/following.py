@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -57,7 +57,8 @@ RETRY_S = 1.0  # after file work has failed: no space, no descriptors
 
 class Ways(NamedTuple):
     """How a replica reaches others.  `lead(replica, effect)` makes the leader's machine; `led` and
-    `resigned` tell those whom it concerns; `push`: None where there is no push."""
+    `resigned` tell those whom it concerns; `push`: None where there is no push;
+    `state_behind` as in `Replicas`."""
 
     fetcher: Fetcher
     questions: EpochQuestions
@@ -66,6 +67,7 @@ class Ways(NamedTuple):
     led: Callable[[Replica], None]
     resigned: Callable[[Replica], list[Awaitable[None]]]
     push: Callable[[], PushSide | None]
+    state_behind: Callable[[Partition, int, int, int], Awaitable[Mapping[str, Any]]]
 
 
 class Replica:
@@ -220,12 +222,27 @@ class Replica:
                 await self._on_thread(partial(partition.cut_after_epoch, epoch, offset))
                 return machine.Truncated(partition.log_end_offset, partition.last_epoch)
             case StartOver(offset):
-                await self._on_thread(partial(partition.start_over, offset))
+                state = await self._state_behind(offset)
+                if state is not None:
+                    await self._on_thread(partial(partition.start_over, offset, **state))
                 return machine.Truncated(partition.log_end_offset, partition.last_epoch)
             case BeginToLead(epoch):
                 if epoch == self.following.newest_epoch:
                     await self._lead(effect)
         return None
+
+    async def _state_behind(self, offset: int) -> Mapping[str, Any] | None:
+        """What is known of the log below `offset`, where it begins.  None: there is a newer leader,
+        and nothing is to be dropped for the present one.  KdirectError: it is asked for again."""
+        following = self.following
+        try:
+            return await self._ways.state_behind(
+                self.partition, following.leader, following.epoch, offset
+            )
+        except KdirectError:
+            if self.following.next is not None:
+                return None
+            raise
 
     async def _on_thread(self, work: Callable[[], Any]) -> Any:
         """What `work`, which a failover waits for, returns or raises on a thread of the log's

@@ -112,6 +112,9 @@ class Membership:
         self.may_come_from_elsewhere = False
         self._config = config
         self._log_dirs = [Path(d) for d in log_dirs]
+        self._remote_storage: str | None = None
+        if config["remote.log.storage.system.enable"]:
+            self._remote_storage = config["remote.log.storage.uri"]
         self._environment = environment
         self._open_store = open_store or (lambda: open_zookeeper(config))
         self._settings = settings_of(config)
@@ -331,6 +334,7 @@ class Membership:
             self._environment.time_ms(),
             self._intact_since,
             self._lost_replicas,
+            self._remote_storage,
         )
 
     async def _find_lost(self, kept: Mapping[TopicPartition, Kept]) -> None:

@@ -1,9 +1,10 @@
 """Connections to the other brokers of the cluster, on the event loop.
 
-Owns: up to three connections to each broker, made when they are first needed: for Fetch, whose
-answers wait for records; for questions to the controller, whose answers wait for the metadata
-store; and for all else, which is answered at once.  The answers of one connection come in the order
-of its requests, so what waits does not hold up what does not.
+Owns: up to five connections to each broker, made when they are first needed: for Fetch of replicas,
+and for that of remote storage's metadata, whose answers wait for records; for questions to the
+controller, whose answers wait for the metadata store; for metadata that is written, whose answers
+wait for replicas; and for all else, which is answered at once.  The answers of one connection come
+in the order of its requests, so what waits does not hold up what does not.
 
 - A request is answered once, or fails with `BrokerUnavailableError` (the broker is not registered,
   does not take connections, or the connection broke: the request may have been carried out),
@@ -79,11 +80,15 @@ class Lane(enum.Enum):
     PROMPT = "prompt"
     FETCH = "fetch"
     CONTROL = "control"
+    TAIL = "tail"
+    APPEND = "append"
 
 
 _LANES = {
     protocol.FetchAsReplicaRequest.API_KEY: Lane.FETCH,
     protocol.AskControllerRequest.API_KEY: Lane.CONTROL,
+    protocol.FetchRequest.API_KEY: Lane.TAIL,
+    protocol.WriteRemoteMetadataRequest.API_KEY: Lane.APPEND,
 }
 
 

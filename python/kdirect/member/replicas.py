@@ -72,6 +72,7 @@ from kdirect.wire.environment import Environment
 log = logging.getLogger("kdirect.member")
 
 NO_RATES: Mapping[str, Any] = {}
+StateBehind = Callable[[Partition, int, int, int], Awaitable[Mapping[str, Any]]]
 
 # `on_thread(partition, work, done)`: see `kdirect.broker.files.FileThreads.for_partition`.
 OnThread = Callable[
@@ -116,6 +117,10 @@ class Replicas:
         self.watch: Callable[[TopicPartition], None] = lambda tp: None
         # Replication by WRITEs into followers' files; set before `start`, None: by Fetch alone.
         self.push: PushSide | None = None
+        # `state_behind(partition, leader, epoch, offset)`: what `Partition.start_over` is to know
+        # of the log below `offset`, of which the leader of `epoch` keeps nothing; KdirectError: it
+        # cannot be known yet.
+        self.state_behind: StateBehind = _no_state
         self._membership = membership
         self._metadata: Metadata | None = None
         self._environment = environment
@@ -138,7 +143,10 @@ class Replicas:
         self._questions = EpochQuestions(peers, node_id)
         self._sessions = self._fetch_sessions(read, release)
         self._around = self._surroundings(on_thread)._replace(hurry=hurry)
-        self._ways = Ways(
+        self._ways = self._ways_to_others()
+
+    def _ways_to_others(self) -> Ways:
+        return Ways(
             self._fetcher,
             self._questions,
             self._lead,
@@ -146,6 +154,7 @@ class Replicas:
             self._led,
             self._end,
             lambda: self.push,
+            lambda *asked: self.state_behind(*asked),
         )
 
     def _fetch_sessions(
@@ -316,6 +325,9 @@ class Replicas:
         racks = {b: node.registration.rack for b, node in metadata.brokers.items()}
         if racks.get(self._broker) == rack:
             return -1
+        partition = leader.partition
+        if offset < max(partition.remote_end_offset, partition.local_log_start_offset):
+            return -1  # it may be gone at followers
         there = [
             follower
             for follower in leader.leading.followers
@@ -369,6 +381,10 @@ class Replicas:
         if replica is not None and replica.leader is not None and not replica.leader.is_alone:
             self._sessions.grown(tp)  # first: then the next commit by RDMA is told of, too
             replica.leader.appended()
+
+    def start_moved(self, tp: TopicPartition) -> None:
+        """The log of `tp` starts later: followers are told, also where nothing is appended."""
+        self._sessions.mark(tp)
 
     def is_replicated(self, tp: TopicPartition) -> bool:
         """Are there other replicas of a partition that this broker leads?"""
@@ -648,6 +664,12 @@ class Replicas:
         start, end = partition.first_kept_offset, partition.log_end_offset
         found, found_end = epoch_end(partition.epochs_with_records(), start, end, asked)
         return EpochRow(leader.epoch, found, found_end, start, end)
+
+
+async def _no_state(
+    partition: Partition, leader: int, epoch: int, offset: int
+) -> Mapping[str, Any]:
+    return {}
 
 
 def _incarnations(metadata: Metadata) -> tuple[tuple[int, int], ...]:

@@ -6,10 +6,15 @@ Sizes are bytes, times are milliseconds since the epoch, -1 means without limit.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from kdirect.format.remote_metadata import RemoteSegment
 from kdirect.storage.remote_segments import RemoteSegments
+
+# Between two tries, if they fail.
+FIRST_PAUSE_MS = 1_000
+LONGEST_PAUSE_MS = 60_000
 
 
 class LocalSegment(NamedTuple):
@@ -115,6 +120,18 @@ def kept_from(
     return start
 
 
+def first_anywhere(local: LocalLog, remote: RemoteSegments, aside: Sequence[RemoteSegment]) -> int:
+    """The first offset that is in any tier, from the log start on.  The leader before may have
+    moved the log start and deleted segments below it, and this broker, a follower then, not have
+    heard of it.  Where one of the segments that were put `aside` has the log start, nothing was
+    deleted, and nothing is said."""
+    start, local_start = local.log_start_offset, local.local_start_offset
+    if start >= local_start or any(s.base_offset <= start < s.end_offset for s in aside):
+        return start
+    found = remote.at_or_after(start)
+    return local_start if found is None else min(max(found.base_offset, start), local_start)
+
+
 def whole_size(local: LocalLog, remote: RemoteSegments, tiered_end: int, start: int) -> int:
     """Bytes of the log from `start` on, each counted once wherever it lies."""
     return remote.bytes_from(start) + untiered_bytes(local, max(tiered_end, start))
@@ -155,12 +172,19 @@ def _spans(local: LocalLog, remote: RemoteSegments, start: int) -> Iterator[Span
         offset = span.end_offset
 
 
+def pause_ms(failures: int) -> int:
+    """How long to wait after so many failures in a row."""
+    return min(FIRST_PAUSE_MS << min(failures - 1, 16), LONGEST_PAUSE_MS)
+
+
 __all__ = [
     "LocalLog",
     "LocalSegment",
     "TierConfig",
+    "first_anywhere",
     "kept_from",
     "next_to_copy",
+    "pause_ms",
     "untiered_bytes",
     "whole_size",
 ]

@@ -24,7 +24,7 @@ A remote segment is known by its metadata only, and its metadata by records that
 - **Older leaderships.**  In a cluster one that is over may go on for a while, and its records may
   come late.  Each record carries the leader epoch of its writer, and one of an older epoch than a
   record before it changes nothing, for any reader of the topic.  So a leadership first writes a
-  record that says nothing but its epoch (`fences`), and decides once that is committed: what it
+  record that says nothing but its epoch (`fences`), and decides once it has read that: what it
   relies on cannot be taken away by another one any more.  A leadership that reads a newer epoch is
   over.  A broker that is alone has no need of that.
 - **STARTED counts nowhere**: neither in sizes nor in retention nor for readers (KAFKA-17062).
@@ -78,8 +78,10 @@ from kdirect.storage.copy_rules import (
     LocalLog,
     LocalSegment,
     TierConfig,
+    first_anywhere,
     kept_from,
     next_to_copy,
+    pause_ms,
 )
 from kdirect.storage.lineage import belongs, epochs_between
 from kdirect.storage.remote_events import (
@@ -108,8 +110,6 @@ from kdirect.storage.remote_events import (
 from kdirect.storage.remote_segments import RemoteSegments
 from kdirect.storage.segment_states import NO_EPOCH, NO_SEGMENT, epoch_of, follows, updated
 
-FIRST_PAUSE_MS = 1_000
-LONGEST_PAUSE_MS = 60_000
 MOST_DELETIONS = 32  # under way at once, of one partition
 MOST_FAILED = 3  # tries whose remains are not deleted yet; more are not begun
 
@@ -160,7 +160,8 @@ class RemoteLog:
         self._epoch = leader_epoch
         self._fences = fences
         self._newest_epoch = NO_EPOCH  # of all records
-        self._fencing = False  # the record of the epoch is being written
+        self._fencing: RemoteSegmentUpdate | None = None  # the record of the epoch, once written
+        self._is_fenced = False  # and it was read
         self._is_over = False
         self._new_id = new_id
         self._held: dict[uuid.UUID, _Held] = {}
@@ -202,7 +203,7 @@ class RemoteLog:
             self._is_over = True
             return []
         if record.segment_id == NO_SEGMENT:
-            return self._fenced()
+            return self._fenced(record)
         held = self._held.get(record.segment_id)
         if isinstance(record, RemoteSegment):
             if held is None:
@@ -229,7 +230,7 @@ class RemoteLog:
             self._writing = None  # the next look tries again
             return []
         if record.segment_id == NO_SEGMENT:
-            self._fencing = False
+            self._fencing = None
             return []
         held = self._held.get(record.segment_id)
         if held is None or held.writing is not record.state:
@@ -287,31 +288,29 @@ class RemoteLog:
     @property
     def _decides(self) -> bool:
         """Is everything known that decisions need, and can it not be changed by others any more?"""
-        fenced = not self._fences or self._newest_epoch >= self._epoch
-        return self._loaded and self._local is not None and fenced
+        return self._loaded and self._local is not None and (self._is_fenced or not self._fences)
 
     def _fence(self) -> list[Effect]:
         """Write that this epoch has begun."""
-        if self._fencing:
+        if self._fencing is not None:
             return []
-        self._fencing = True
-        return [Write(self._fence_record(self._epoch))]
-
-    def _fenced(self) -> list[Effect]:
-        self._fencing = False
-        return self._look() if self._decides else []
-
-    def _fence_record(self, epoch: int) -> RemoteSegmentUpdate:
-        return RemoteSegmentUpdate(
+        self._fencing = RemoteSegmentUpdate(
             topic=self._topic,
             topic_id=self._topic_id,
             partition=self._partition,
             segment_id=NO_SEGMENT,
             broker_id=self._broker_id,
             event_timestamp_ms=self._now_ms,
-            custom=pack_custom_metadata(CustomMetadata(epoch)),
+            custom=self._custom(),
             state=_S.DELETE_SEGMENT_FINISHED,
         )
+        return [Write(self._fencing)]
+
+    def _fenced(self, record: RemoteSegment | RemoteSegmentUpdate) -> list[Effect]:
+        if record != self._fencing:  # of this epoch it may be one that was written before
+            return []
+        self._is_fenced = True
+        return self._look() if self._decides else []
 
     # -- the work of one segment -------------------------------------------------------------------
 
@@ -405,13 +404,13 @@ class RemoteLog:
 
     def _pause(self, held: _Held) -> None:
         held.failures += 1
-        held.not_before_ms = self._now_ms + _pause_ms(held.failures)
+        held.not_before_ms = self._now_ms + pause_ms(held.failures)
 
     def _copy_ended(self, *, failed: bool) -> None:
         self._copying = None
         self._copy_failures = self._copy_failures + 1 if failed else 0
         if failed:
-            self._copy_not_before_ms = self._now_ms + _pause_ms(self._copy_failures)
+            self._copy_not_before_ms = self._now_ms + pause_ms(self._copy_failures)
 
     # -- looking -----------------------------------------------------------------------------------
 
@@ -442,7 +441,9 @@ class RemoteLog:
         assert local is not None
         if self._config.deletes_all:
             return max(local.log_start_offset, local.local_start_offset)
-        return kept_from(local, self.segments, self.tiered_end, self._config, self._now_ms)
+        kept = kept_from(local, self.segments, self.tiered_end, self._config, self._now_ms)
+        aside = [self._held[segment_id].segment for segment_id in self._aside]
+        return max(kept, first_anywhere(local, self.segments, aside)) if self._fences else kept
 
     def _log_start_moved(self, event: LogStartMoved) -> list[Effect]:
         if self._local is None or event.offset <= self._local.log_start_offset:
@@ -660,6 +661,12 @@ class RemoteLog:
         return self._deleted is not None
 
     @property
+    def is_ready(self) -> bool:
+        """Is everything known that was committed before, so that what no segment holds is nowhere
+        in the store?"""
+        return self._decides
+
+    @property
     def is_empty(self) -> bool:
         """Is there no segment of which there is metadata?"""
         return not self._held
@@ -668,8 +675,7 @@ class RemoteLog:
         """For the metrics of the partition.  Any thread."""
         local = self._local
         moving = [held for i in list(self._moving) if (held := self._held.get(i)) is not None]
-        started = _S.DELETE_SEGMENT_STARTED
-        deleting = [h.segment.size for h in moving if h.segment.state is started]
+        deleting = [h.segment.size for h in moving if h.segment.state is _S.DELETE_SEGMENT_STARTED]
         waiting = () if local is None else local.sealed
         behind = [s.size for s in waiting if s.end_offset > self.tiered_end]
         return Figures(
@@ -692,8 +698,3 @@ class RemoteLog:
         LogStartMoved: _log_start_moved,
         TopicDeleted: _topic_deleted,
     }
-
-
-def _pause_ms(failures: int) -> int:
-    """How long to wait after so many failures in a row."""
-    return min(FIRST_PAUSE_MS << min(failures - 1, 16), LONGEST_PAUSE_MS)

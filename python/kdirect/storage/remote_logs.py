@@ -27,7 +27,7 @@ import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol, TypeAlias
@@ -41,21 +41,30 @@ from kdirect.errors import (
     UploadStoppedError,
 )
 from kdirect.failpoints import reached
-from kdirect.format.remote_metadata import RemoteSegment
+from kdirect.format.remote_metadata import RemotePartitionDelete, RemoteSegment
 from kdirect.format.segment_object import TailPlace, needs, parse_footer, require_identity
 from kdirect.log.partition import Partition
 from kdirect.objects.store import ObjectStore
 from kdirect.storage import remote_events as e
-from kdirect.storage.copy_rules import LocalLog, LocalSegment, TierConfig
+from kdirect.storage.copy_rules import LocalLog, TierConfig
+from kdirect.storage.local_facts import local_log, put_on_disk, tier_config
 from kdirect.storage.reader_threads import ReaderThreads
 from kdirect.storage.remote_events import Figures
 from kdirect.storage.remote_log import RemoteLog
 from kdirect.storage.remote_segments import Piece
-from kdirect.storage.segment_states import Record
+from kdirect.storage.segment_states import NO_SEGMENT, PartitionMetadata, Record
 from kdirect.storage.sweep import Known, Sweep
 from kdirect.storage.throttle import UNLIMITED, Throttle
 from kdirect.storage.topic_section import TopicSection
-from kdirect.storage.upload import Copier, identity_of, key_of, upload
+from kdirect.storage.upload import (
+    GIVEN_UP,
+    Copier,
+    Outcome,
+    RunningUpload,
+    identity_of,
+    key_of,
+    upload,
+)
 
 log = logging.getLogger("kdirect.storage")
 
@@ -101,40 +110,7 @@ class _Log:
         self.lock = threading.Lock()  # of the queue
         self.at_work = False
         self.look_wanted = False
-
-
-Outcome: TypeAlias = TailPlace | BaseException
-_GIVEN_UP = (
-    "the store has taken nothing for {:g} s; it is given up (remote.log.copy.timeout.ms) and tried"
-    " again"
-)
-
-
-class Upload:
-    """One upload, between the thread that may hang in it and the one that may not.  It has ended,
-    or is given up, and never both: what was given up may be deleted by who ends it."""
-
-    def __init__(self) -> None:
-        self.ended = threading.Event()
-        self.outcome: Outcome | None = None
-        self.given_up = False
-        self.heard_at = time.monotonic()  # the store has taken something
-        self._lock = threading.Lock()
-
-    def end(self, outcome: Outcome) -> bool:
-        """False when it was given up before."""
-        with self._lock:
-            if self.given_up:
-                return False
-            self.outcome = outcome
-        self.ended.set()
-        return True
-
-    def give_up(self) -> bool:
-        """False when it has ended before."""
-        with self._lock:
-            self.given_up = self.outcome is None
-        return self.given_up
+        self.is_over = False  # another broker leads: nothing is begun any more
 
 
 @dataclass(slots=True)
@@ -155,7 +131,8 @@ class RemoteCounters:
 class RemoteLogs:
     """See the module.  Life: construct, `apply` what is in the metadata, `lead` partitions,
     `close`.  Any thread may call.  `partition_count(topic)`: how many a topic has.  `deleted`
-    is called, on a thread, for each segment whose object is gone."""
+    is called, on a thread, for each segment whose object is gone, `moved` for a log whose start has
+    moved."""
 
     def __init__(
         self,
@@ -165,6 +142,7 @@ class RemoteLogs:
         *,
         partition_count: Callable[[str], int],
         deleted: Callable[[RemoteSegment], None] = lambda segment: None,
+        moved: Callable[[Partition], None] = lambda partition: None,
         time_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
         self.store = store
@@ -175,6 +153,7 @@ class RemoteLogs:
         self._time_ms = time_ms
         self._partition_count = partition_count
         self._deleted = deleted
+        self._moved = moved
         self._logs: dict[PartitionId, _Log] = {}
         self._lock = threading.Lock()  # of the dictionary
         # Daemons: a process may end while a store keeps them waiting.
@@ -224,6 +203,79 @@ class RemoteLogs:
         self._tell(found, e.Loaded())
         self._wake(found)
         self._start_looking()
+
+    def begin(self, partition: Partition, records: Iterable[Record]) -> None:
+        """A leadership in a cluster: it begins with the metadata that was read so far (`records`),
+        and decides once it has read a record of its own leader epoch.  What comes is told by
+        `tell`, in the same order, on the same thread."""
+        tp = partition.topic_partition
+        machine = RemoteLog(
+            tp.topic,
+            partition.topic_id,
+            tp.partition,
+            broker_id=self.settings.broker_id,
+            leader_epoch=partition.leader_epoch,
+            fences=True,
+        )
+        found = _Log(machine)
+        found.partition = partition
+        found.epoch = partition.leader_epoch
+        if self._rolled not in partition.on_roll:
+            partition.on_roll.append(self._rolled)
+        self._replace((partition.topic_id, tp.partition), found)
+        for record in records:
+            self._tell(found, e.Recorded(record))
+        self._tell(found, e.Loaded())
+        self._wake(found)
+        self._start_looking()
+
+    def begin_deletion(self, key: PartitionId, metadata: PartitionMetadata) -> None:
+        """A topic of a cluster is gone: delete what is in the store of one of its partitions.
+        Leaderships that have not heard of it change nothing any more."""
+        assert metadata.deletion is not None
+        machine = RemoteLog(
+            metadata.deletion.topic,
+            *key,
+            broker_id=self.settings.broker_id,
+            leader_epoch=metadata.newest_epoch + 1,
+        )
+        found = _Log(machine)
+        self._replace(key, found)
+        for record in metadata.records():
+            self._tell(found, e.Recorded(record))
+        self._tell(found, e.Loaded())
+        self._tell(found, e.TopicDeleted())
+        self._wake(found)
+        self._start_looking()
+
+    def end(self, key: PartitionId) -> None:
+        """Another broker looks after the partition: uploads end, and nothing more is begun."""
+        self._replace(key, None)
+
+    def tell(self, record: Record) -> None:
+        """A committed record, of a partition that may be looked after elsewhere."""
+        with self._lock:
+            found = self._logs.get((record.topic_id, record.partition))
+        if found is not None:
+            self._tell(found, e.Recorded(record))
+
+    def _replace(self, key: PartitionId, found: _Log | None) -> None:
+        with self._lock:
+            before = self._logs.pop(key, None)
+            if found is not None:
+                self._logs[key] = found
+        if before is not None:
+            before.is_over = True
+            before.ended.set()
+
+    def _rolled(self, partition: Partition, *_: object) -> None:
+        self.wake(partition.topic_id, partition.topic_partition.partition)
+
+    def is_ready(self, topic_id: uuid.UUID, partition: int) -> bool:
+        """Is it known here what is in the store of the partition?"""
+        with self._lock:
+            found = self._logs.get((topic_id, partition))
+        return found is not None and found.machine.is_ready
 
     def wake(self, topic_id: uuid.UUID, partition: int) -> None:
         """Look at a partition soon: its configuration has changed, say."""
@@ -316,7 +368,7 @@ class RemoteLogs:
                 log.exception("an event of remote storage failed: %r", event)
 
     def _begin(self, found: _Log, effect: e.Effect) -> None:
-        if self._closed:
+        if self._closed or found.is_over:
             return
         if isinstance(effect, e.Write):
             record = effect.record
@@ -399,7 +451,7 @@ class RemoteLogs:
         name = f"copy of {segment.topic}-{segment.partition} from offset {segment.base_offset}"
         if partition is None or stop.is_set() or self._closed:
             return self._tell(found, e.PutEnded(segment.segment_id, None))
-        upload = Upload()
+        upload = RunningUpload()
 
         def put() -> None:
             try:
@@ -420,7 +472,7 @@ class RemoteLogs:
             if left_s <= 0 and upload.give_up():
                 if wanted:
                     self.counters.copies_given_up += 1
-                    self._complain(name, TimeoutError(_GIVEN_UP.format(limit_s)))
+                    self._complain(name, TimeoutError(GIVEN_UP.format(limit_s)))
                 break
         tail = upload.outcome
         if isinstance(tail, BaseException):
@@ -439,7 +491,7 @@ class RemoteLogs:
         epoch: int,
         segment: RemoteSegment,
         stop: threading.Event,
-        under_way: Upload,
+        under_way: RunningUpload,
     ) -> TailPlace:
         sealed = next(
             (s for s in partition.sealed_segments() if s.base_offset == segment.base_offset), None
@@ -448,7 +500,7 @@ class RemoteLogs:
             raise ClosedError(
                 f"the segment of {partition.topic_partition} at {segment.base_offset} was deleted"
             )
-        _put_on_disk(partition, sealed.end_offset, self._time_ms())
+        put_on_disk(partition, sealed.end_offset, self._time_ms())
         producers = partition.producers_at(sealed.end_offset)
         partitions = self._partition_count(segment.topic)
         topic = TopicSection(partitions, dict(partition.config.overrides or {}))
@@ -513,13 +565,14 @@ class RemoteLogs:
 
     def _move_log_start(self, found: _Log, offset: int) -> None:
         partition = found.partition
-        if partition is None:
+        if partition is None or found.is_over:
             return
         try:
             start = partition.move_log_start(offset)
         except KdirectError as error:
             self._complain(f"log start of {partition.topic_partition}", error)
             return
+        self._moved(partition)
         self._tell(found, e.LogStartMoved(start))
 
     # -- orphans -----------------------------------------------------------------------------------
@@ -576,6 +629,8 @@ class RemoteLogs:
     def _look(self, found: _Log) -> None:
         partition = found.partition
         now = self._time_ms()
+        if found.is_over:
+            return
         if partition is not None:
             try:
                 local = local_log(partition)
@@ -607,52 +662,8 @@ _NOTHING = LocalLog(0, 0, 0, 0, (), 0, ())
 
 def _name(record: Record) -> str:
     """Of a record, for failpoints."""
-    return record.state.name
+    is_fence = not isinstance(record, RemotePartitionDelete) and record.segment_id == NO_SEGMENT
+    return "the leader epoch" if is_fence else record.state.name
 
 
-def _put_on_disk(partition: Partition, end_offset: int, now_ms: int) -> None:
-    """A power failure must not let the log end before its copies do: other records would get their
-    offsets.  LogError."""
-    if partition.recovery_point < end_offset:
-        partition.flush_due(now_ms)  # which takes sealed segments alone
-    if partition.recovery_point < end_offset:
-        partition.flush()
-
-
-def local_log(partition: Partition) -> LocalLog:
-    """What a partition says of itself.  May wait for the disk."""
-    sealed = partition.sealed_segments()
-    segments = tuple(
-        LocalSegment(
-            s.base_offset,
-            s.end_offset,
-            s.size,
-            s.max_timestamp if s.max_timestamp >= 0 else s.segment.modified_ms,
-        )
-        for s in sealed
-    )
-    return LocalLog(
-        log_start_offset=partition.log_start_offset,
-        local_start_offset=partition.local_log_start_offset,
-        stable_offset=partition.last_stable_offset,
-        end_offset=partition.log_end_offset,
-        sealed=segments,
-        active_bytes=max(0, partition.size - sum(s.size for s in segments)),
-        epochs=tuple(partition.leader_epochs()),
-    )
-
-
-def tier_config(partition: Partition) -> TierConfig:
-    """The settings of its topic."""
-    config = partition.config
-    return TierConfig(
-        copies=config.remote_storage and not config.remote_copy_disable,
-        deletes_all=not config.remote_storage and config.remote_delete_on_disable,
-        retention_ms=config.retention_ms,
-        retention_bytes=config.retention_bytes,
-        copy_lag_ms=config.effective_copy_lag_ms,
-        copy_lag_bytes=config.effective_copy_lag_bytes,
-    )
-
-
-__all__ = ["MetadataLog", "PartitionId", "RemoteLogs", "RemoteSettings", "local_log", "tier_config"]
+__all__ = ["MetadataLog", "PartitionId", "RemoteLogs", "RemoteSettings"]

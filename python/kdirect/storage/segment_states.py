@@ -95,6 +95,11 @@ class PartitionMetadata:
             self.segments[update.segment_id] = updated(segment, update)
 
     @property
+    def newest_epoch(self) -> int:
+        """The newest leader epoch of which there was a record; NO_EPOCH without one."""
+        return self._newest_epoch
+
+    @property
     def is_gone(self) -> bool:
         """Was all of it deleted?"""
         deletion = self.deletion
@@ -104,12 +109,11 @@ class PartitionMetadata:
         )
 
     def records(self) -> Iterator[Record]:
-        """Of a segment the record of its beginning, then that of its present state."""
+        """Of a segment the record of its beginning, then that of its present state.  Those of older
+        leader epochs come first, or whoever applies them would leave them out."""
         if self.is_gone:
             return
-        if self._fence is not None:
-            yield self._fence
-        for segment in self.segments.values():
+        for segment in sorted(self.segments.values(), key=epoch_of):
             if segment.state is _S.COPY_SEGMENT_STARTED:
                 yield segment
                 continue
@@ -124,6 +128,8 @@ class PartitionMetadata:
                 custom=segment.custom,
                 state=segment.state,
             )
+        if self._fence is not None:
+            yield self._fence
         if self.deletion is not None:
             yield self.deletion
 

@@ -28,11 +28,13 @@ class Orphan(NamedTuple):
 
 
 class Known(NamedTuple):
-    """What the metadata knows: topics, and segments that are there, come or go."""
+    """What the metadata knows: topics, and segments that are there, come or go.  `covers`: does it
+    know all of an object's partition?"""
 
     cluster_id: str
     topics: Collection[uuid.UUID]
     segments: Collection[uuid.UUID]
+    covers: Callable[[SegmentIdentity], bool] = lambda identity: True
 
 
 def orphans(
@@ -48,6 +50,8 @@ def orphans(
         if identity.cluster_id != known.cluster_id or identity.topic_id not in known.topics:
             continue
         if identity.segment_id in known.segments or found.modified_ms < 0:
+            continue
+        if not known.covers(identity):
             continue
         if now_ms - found.modified_ms > age_ms:
             yield Orphan(found.key, found.size, found.modified_ms, identity)

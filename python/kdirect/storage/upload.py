@@ -7,8 +7,10 @@ damaged is not copied, because its copy would outlive the sound ones of other re
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from kdirect.errors import CorruptLogError
 from kdirect.format.batch import crc32c
@@ -31,6 +33,40 @@ from kdirect.storage.topic_section import TopicSection
 
 # Checked, and taken of what may be sent in a second, in one go.
 PIECE_BYTES = 1 << 20
+
+
+Outcome: TypeAlias = TailPlace | BaseException
+GIVEN_UP = (
+    "the store has taken nothing for {:g} s; it is given up (remote.log.copy.timeout.ms) and tried"
+    " again"
+)
+
+
+class RunningUpload:
+    """One upload, between the thread that may hang in it and the one that may not.  It has ended,
+    or is given up, and never both: what was given up may be deleted by who ends it."""
+
+    def __init__(self) -> None:
+        self.ended = threading.Event()
+        self.outcome: Outcome | None = None
+        self.given_up = False
+        self.heard_at = time.monotonic()  # the store has taken something
+        self._lock = threading.Lock()
+
+    def end(self, outcome: Outcome) -> bool:
+        """False when it was given up before."""
+        with self._lock:
+            if self.given_up:
+                return False
+            self.outcome = outcome
+        self.ended.set()
+        return True
+
+    def give_up(self) -> bool:
+        """False when it has ended before."""
+        with self._lock:
+            self.given_up = self.outcome is None
+        return self.given_up
 
 
 class Copier(NamedTuple):
