@@ -148,10 +148,13 @@ endpoints = st.builds(
     st.none() | texts,
     numbers,
     st.none() | st.integers(0, 2**63 - 1),
+    st.none() | texts,
 )
-def test_a_broker_there_and_back(listeners, rack, timestamp, intact_since) -> None:
+def test_a_broker_there_and_back(listeners, rack, timestamp, intact_since, store) -> None:
     protocols = {endpoint.listener: "PLAINTEXT" for endpoint in listeners}
-    found = BrokerRegistration(tuple(listeners), protocols, rack, timestamp, intact_since)
+    found = BrokerRegistration(
+        tuple(listeners), protocols, rack, timestamp, intact_since, remote_storage=store
+    )
     assert records.decode_broker("/brokers/ids/1", records.encode_broker(found)) == found
 
 

@@ -60,6 +60,15 @@ def test_a_new_leader_goes_on(tiers: Callable[..., Tiers]) -> None:
     cluster.settle()
     assert min(cluster.read()) == 500
     cluster.check()
+    # All of them die.
+    for broker in (1, 2, 3):
+        cluster.cluster.kill(broker)
+    for broker in (1, 2, 3):
+        cluster.cluster.start(broker)
+    cluster.wait(lambda: min(cluster.read()) == 500, "all is there")
+    cluster.produce(300)
+    cluster.settle()
+    cluster.check()
 
 
 def test_a_replica_that_was_wiped_takes_the_tail_only(tiers: Callable[..., Tiers]) -> None:
@@ -96,10 +105,13 @@ def test_a_deleted_topic_takes_its_objects_along(tiers: Callable[..., Tiers]) ->
     owner = cluster.leader(METADATA)
     others = [b for b in (1, 2, 3) if b != owner]
     cluster.cluster.pause(owner)  # it deletes nothing, but is alive to the others for a while
-    settings = {"bootstrap.servers": cluster.cluster.address(others[0]), "transport": "tcp"}
+    settings = {
+        "bootstrap.servers": cluster.cluster.address(others[0]),
+        "transport": "tcp",
+        "request.timeout.ms": 4000,  # the one that is stopped may be the controller
+    }
     with kdirect.connect(settings) as session:
         cluster.wait(lambda: deleted(session), "the topic is deleted")
-    assert cluster.objects() or not cluster.segments()
     cluster.cluster.kill(owner)
     cluster.wait(lambda: not cluster.objects(), "its objects are gone")
     cluster.cluster.start(owner)

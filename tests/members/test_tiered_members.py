@@ -269,6 +269,23 @@ def segment(**more: Any) -> RemoteSegment:
     return RemoteSegment(**{**fields, **more})
 
 
+def test_clients_make_no_metadata_topic_that_forgets(brokers: Any, members: Any) -> None:
+    """With the retention of other topics, what is in the store would be forgotten after a week."""
+    cluster = members(2, auto_create_topics_enable=True)
+    broker = cluster.brokers[0]
+    names = [{"topic_id": None, "name": METADATA.topic}]
+    request = build(p.MetadataRequest, topics=names, allow_auto_topic_creation=True)
+    found = wire.ask(broker, request, 12).topics[0]
+    assert found.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    row = wire.create(broker, METADATA.topic, partitions=1, factor=2)
+    assert row.error_code == ErrorCode.INVALID_CONFIG and "retention" in row.error_message
+    cluster.create()
+    cluster.produce(400)
+    cluster.settle()
+    with pytest.raises((BrokerError, ConfigError), match=r"INVALID_CONFIG|would be forgotten"):
+        cluster.session.admin.alter_configs(METADATA.topic, {"retention.ms": "1000"})
+
+
 def test_metadata_is_written_by_brokers_that_are_registered(members: Any) -> None:
     cluster = members(2, min_insync_replicas=2)
     cluster.create()

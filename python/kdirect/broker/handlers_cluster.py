@@ -18,7 +18,7 @@ from kdirect.broker.cluster_view import NO_NODE, ClusterView, Node, PlacedTopic
 from kdirect.broker.connection import Connection
 from kdirect.broker.failures import code_of, explain
 from kdirect.broker.services import Services
-from kdirect.broker.topics import MAX_PARTITIONS, OFFSETS_TOPIC, Topic
+from kdirect.broker.topics import MAX_PARTITIONS, OFFSETS_TOPIC, REMOTE_METADATA_TOPIC, Topic
 from kdirect.errors import ConfigError, KdirectError, TopicExistsError
 from kdirect.format import protocol as p
 from kdirect.format.protocol import ErrorCode
@@ -233,7 +233,7 @@ class ClusterHandlers:
                 return _missing(name)
             if name == OFFSETS_TOPIC:
                 return _topic_row(cluster, self._services.offsets.create_topic())
-            if self._cluster.topics_are_fixed:
+            if self._cluster.topics_are_fixed or name == REMOTE_METADATA_TOPIC:
                 return _missing(name)
             return _topic_row(cluster, topics.create(name, self._config["num.partitions"], {}))
         except ConfigError:

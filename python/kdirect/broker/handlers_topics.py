@@ -20,7 +20,13 @@ from kdirect.broker.handlers_cluster import created, not_created
 from kdirect.broker.member_topics import ASK_S, drawn, has_leaders
 from kdirect.broker.picture import Picture
 from kdirect.broker.services import Services
-from kdirect.broker.topics import INTERNAL_TOPICS, MAX_PARTITIONS, OFFSETS_TOPIC, Topic
+from kdirect.broker.topics import (
+    INTERNAL_TOPICS,
+    MAX_PARTITIONS,
+    OFFSETS_TOPIC,
+    REMOTE_METADATA_TOPIC,
+    Topic,
+)
 from kdirect.cluster import requests
 from kdirect.cluster.codes import DONE, Code, Outcome
 from kdirect.errors import ConfigError, KdirectError
@@ -170,6 +176,8 @@ class TopicHandlers:
                 return name, 0
         except Exception as e:
             return name, explain(e, f"creation of topic {name}")[0]
+        if name == REMOTE_METADATA_TOPIC:  # whoever needs it makes it
+            return name, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         partitions = self._config["num.partitions"]
         factor = self._config["default.replication.factor"]
         question = self.creation(name, partitions, factor, {})

@@ -42,7 +42,7 @@ from kdirect.log.checkpoint import decode_id, encode_id, new_id, replace_file
 from kdirect.log.config import LogConfig
 from kdirect.log.manager import LogManager
 from kdirect.log.partition import Partition
-from kdirect.log.remote_rules import check_topic
+from kdirect.log.remote_rules import check_metadata_topic, check_topic
 from kdirect.model import TopicPartition, check_topic_name
 from kdirect.store.own_files import (
     IDS_FILE,
@@ -286,6 +286,8 @@ class Registry:
             is_internal=name in INTERNAL_TOPICS,
             was_tiered=topic is not None and self.log_config(topic).wants_remote,
         )
+        if name == REMOTE_METADATA_TOPIC:
+            check_metadata_topic(name, config)
         return config.overrides or {}
 
     def create(self, name: str, partitions: int, configs: Mapping[str, Any]) -> Topic:

@@ -11,6 +11,7 @@ lost, it succeeds if the first request did.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
@@ -33,6 +34,7 @@ from kdirect.errors import (
     ConfigError,
     KdirectError,
     ProtocolError,
+    TimedOutError,
     UnknownTopicError,
 )
 from kdirect.format import protocol
@@ -577,7 +579,13 @@ class Admin:
                         raise
                     self._cluster.refresh([])
 
-        return self._cluster.call(connect, attempt)
+        try:
+            return self._cluster.call(connect, attempt)
+        except TimedOutError:
+            # One that hangs is named only until the others have noticed: do not ask it again.
+            with contextlib.suppress(KdirectError):
+                self._cluster.refresh([])
+            raise
 
     def _on_coordinator(self, group: str, use: Callable[[Connection], T]) -> T:
         if not group:

@@ -46,6 +46,15 @@ def check_topic(name: str, config: LogConfig, *, is_internal: bool, was_tiered: 
     _check_lag("bytes", config.remote_copy_lag_bytes, config.effective_local_bytes)
 
 
+def check_metadata_topic(name: str, config: LogConfig) -> None:
+    """May the topic of the metadata of remote segments have these properties?  ConfigError."""
+    if config.retention_ms >= 0 or config.retention_bytes >= 0:
+        raise ConfigError(
+            f"topic {name} has a retention: what is in remote storage would be forgotten",
+            hint="give retention.ms=-1 and retention.bytes=-1",
+        )
+
+
 def check_broker(config: LogConfig) -> None:
     """The same of the broker's defaults, where it has tiered storage."""
     if config.remote_system:
@@ -111,4 +120,10 @@ def _check_lag(unit: str, lag: int, local: int) -> None:
         )
 
 
-__all__ = ["check_broker", "check_topic", "refuse_tiered", "refuse_without_system"]
+__all__ = [
+    "check_broker",
+    "check_metadata_topic",
+    "check_topic",
+    "refuse_tiered",
+    "refuse_without_system",
+]
