@@ -467,6 +467,8 @@ class MemberRemoteStorage(RemoteStorage):
         if not self._left:
             self._follow_soon()
             self._look_for_deletions()
+            for index in range(self._writer.partition_count):
+                self._rewrite_soon(index)  # if something was on its way the last time
             self._loop.call_later(self.logs.settings.interval_s, self._tick)
 
     def _spawn(self, work: Any) -> None:
