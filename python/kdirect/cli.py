@@ -22,6 +22,7 @@ import kdirect
 from kdirect import cli_cluster, cli_remote, cli_workload
 from kdirect.errors import ConfigError, KdirectError
 from kdirect.options import BROKER
+from kdirect.remote_options import BROKER_CREDENTIALS, store_properties
 
 DEFAULT_BROKER = "127.0.0.1:9092"
 
@@ -475,12 +476,7 @@ def _doctor(options: argparse.Namespace) -> int:
     if options.config:
         from kdirect.broker.config import read_properties
 
-        prefix = "rsm.config."
-        remote = {
-            name.removeprefix(prefix): str(value)
-            for name, value in read_properties(options.config).items()
-            if name.startswith(prefix)
-        }
+        remote = store_properties(read_properties(options.config), BROKER_CREDENTIALS)
     questions = doctor.Questions(
         options.broker,
         options.transport,

@@ -17,12 +17,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from kdirect.errors import ConfigError, KdirectError
+from kdirect.remote_options import BROKER_CREDENTIALS, store_properties
 
 Connect = Callable[[argparse.Namespace], Any]
 Pairs = Callable[[Sequence[str], str], dict[str, str]]
 
 METADATA_TOPIC = "__remote_log_metadata"
-CREDENTIALS = "rsm.config."
 
 
 def add_commands(
@@ -176,12 +176,12 @@ def _ls(options: argparse.Namespace, session: Any) -> int:
 
 def _credentials(given: dict[str, str]) -> dict[str, str]:
     for name in given:
-        if not name.startswith(CREDENTIALS):
+        if not name.startswith(BROKER_CREDENTIALS):
             raise ConfigError(
                 f"--set {name}: only properties of the store are taken here",
                 hint="they begin with rsm.config.",
             )
-    return {name.removeprefix(CREDENTIALS): value for name, value in given.items()}
+    return store_properties(given, BROKER_CREDENTIALS)
 
 
 def _store(options: argparse.Namespace, session: Any, pairs: Pairs) -> Any:
@@ -296,8 +296,9 @@ def _rebuild(options: argparse.Namespace, pairs: Pairs) -> int:
             "these properties switch tiered storage off",
             hint="give those of the broker: remote.log.storage.system.enable=true and the URI",
         )
-    given = {n: str(v) for n, v in config.items() if n.startswith(CREDENTIALS)}
-    store = ObjectStore(config["remote.log.storage.uri"], _credentials(given))
+    store = ObjectStore(
+        config["remote.log.storage.uri"], store_properties(config, BROKER_CREDENTIALS)
+    )
     reports: list[str] = []
     cluster_id = options.cluster_id or _only_cluster(store)
     topics = read_objects(store, cluster_id, reports.append)

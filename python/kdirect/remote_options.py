@@ -7,13 +7,21 @@ Law: as in `options.py`, of which this is a part.  Names, defaults and refusals 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 from kdirect.errors import ConfigError
 from kdirect.option_table import Option
 
+BROKER_CREDENTIALS = "rsm.config."
 _UNLIMITED = (1 << 63) - 1
 _SECRET = re.compile(r"key|secret|token|password|sas", re.IGNORECASE)
+
+
+def store_properties(properties: Mapping[str, Any], prefix: str) -> dict[str, str]:
+    """The properties of an object store among others: those below `prefix`, without it."""
+    return {n.removeprefix(prefix): str(v) for n, v in properties.items() if n.startswith(prefix)}
 
 
 def _without_credentials(uri: str, name: str = "remote.log.storage.uri") -> str:

@@ -34,10 +34,14 @@ from kdirect.broker.metadata_appends import MetadataAppends
 from kdirect.broker.metadata_calls import MetadataCalls
 from kdirect.broker.metadata_reader import MetadataReader
 from kdirect.broker.metadata_writer import MetadataWriter
-from kdirect.broker.remote_metadata import RemoteMetadataTable, metadata_partition
+from kdirect.broker.remote_metadata import (
+    SEGMENT_BYTES,
+    RemoteMetadataTable,
+    metadata_partition,
+)
 from kdirect.broker.remote_storage import RemoteStorage
 from kdirect.broker.scheduler import soon
-from kdirect.broker.state_topic import REWRITE_FACTOR, REWRITE_RECORDS
+from kdirect.broker.state_topic import FOR_EVER, REWRITE_FACTOR, REWRITE_RECORDS
 from kdirect.broker.topics import REMOTE_METADATA_TOPIC, Topic
 from kdirect.cluster import paths
 from kdirect.errors import KdirectError, OffsetNotAvailableError, TimedOutError
@@ -49,6 +53,7 @@ from kdirect.format.remote_metadata import (
     SegmentState,
 )
 from kdirect.format.segment_object import SegmentIdentity
+from kdirect.log.clock import now_ms
 from kdirect.log.partition import Partition
 from kdirect.log.producer_state import unpack_snapshot
 from kdirect.member.metadata import Metadata
@@ -63,7 +68,6 @@ log = logging.getLogger("kdirect.storage")
 
 LEVEL_S = 3.0  # how long a follower waits for metadata before it is asked again
 FOLLOW_S = 0.2  # until followers count what has come
-SEGMENT_BYTES = 16 << 20  # of the metadata topic
 
 
 class MemberRemoteStorage(RemoteStorage):
@@ -122,11 +126,7 @@ class MemberRemoteStorage(RemoteStorage):
         self._tick()
 
     async def _create_topic(self) -> None:
-        configs = {
-            "segment.bytes": str(SEGMENT_BYTES),
-            "retention.ms": "-1",
-            "retention.bytes": "-1",
-        }
+        configs = {"segment.bytes": str(SEGMENT_BYTES), **FOR_EVER}
         factor = self._config["rlmm.config.remote.log.metadata.topic.replication.factor"]
         topics: Any = self._topics
         await topics.create_everywhere(REMOTE_METADATA_TOPIC, self._partitions, factor, configs)
@@ -338,16 +338,11 @@ class MemberRemoteStorage(RemoteStorage):
             topic_id=key[0],
             partition=key[1],
             state=PartitionDeleteState.DELETE_PARTITION_MARKED,
-            event_timestamp_ms=self._now_ms(),
+            event_timestamp_ms=now_ms(),
             broker_id=self._config["node.id"],
         )
         self._writer.write(record, done)
         return await written
-
-    def _now_ms(self) -> int:
-        from kdirect.log.clock import now_ms
-
-        return now_ms()
 
     def _mark_those_seen(self, before: Metadata, after: Metadata) -> None:
         """Topics that other tools have deleted by ZooKeeper, and not by this broker's kind."""

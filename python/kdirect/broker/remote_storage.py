@@ -38,13 +38,13 @@ from kdirect.format.remote_metadata import RemotePartitionDelete, RemoteSegment
 from kdirect.log.manager import INDEX_CACHE, LogManager
 from kdirect.log.partition import Partition
 from kdirect.objects.store import ObjectStore
+from kdirect.remote_options import BROKER_CREDENTIALS, store_properties
 from kdirect.storage.remote_logs import PartitionId, RemoteLogs, RemoteSettings
 from kdirect.storage.remote_reader import RemoteReader
 from kdirect.storage.segment_states import Record
 
 log = logging.getLogger("kdirect.storage")
 
-CREDENTIALS = "rsm.config."
 LEAST_SWEEP_S = 1.0
 
 
@@ -63,10 +63,8 @@ class RemoteStorage:
         self._config = config
         self._logs = logs
         self._topics = topics
-        given = {n: str(v) for n, v in config.items() if n.startswith(CREDENTIALS)}
         self.store = ObjectStore(
-            config["remote.log.storage.uri"],
-            {name.removeprefix(CREDENTIALS): value for name, value in given.items()},
+            config["remote.log.storage.uri"], store_properties(config, BROKER_CREDENTIALS)
         )
         self._partitions: int = config["rlmm.config.remote.log.metadata.topic.num.partitions"]
         self._remember_ms: int = 2 * config["remote.orphan.age.ms"]

@@ -50,7 +50,7 @@ REWRITE_RECORDS = 10_000  # a partition with fewer superseded records is left al
 REWRITE_FACTOR = 4
 APPEND_BYTES = 256 << 10  # of one append; all of it or nothing is kept
 READ_BYTES = 1 << 20
-_FOR_EVER = {"retention.ms": "-1", "retention.bytes": "-1"}
+FOR_EVER = {"retention.ms": "-1", "retention.bytes": "-1"}
 
 Row: TypeAlias = tuple[bytes, bytes | None]  # key, value; without a value: deleted
 Done: TypeAlias = Callable[[BaseException | None], None]
@@ -97,7 +97,7 @@ class StateTopic:
         self._table = table
         self._what = what
         self._partitions = partitions
-        self.configs = {**configs, **_FOR_EVER}  # of a topic that has to be created
+        self.configs = {**configs, **FOR_EVER}  # of a topic that has to be created
         self._topics = topics
         self._appends = appends
         self._admin = admin
@@ -161,9 +161,9 @@ class StateTopic:
             return False
         self._ready = True
         self._is_new = False
-        if not _FOR_EVER.items() <= topic.configs.items():
+        if not FOR_EVER.items() <= topic.configs.items():
             # Copied from Kafka, whose cleaner keeps what is live; here retention would not.
-            self._topics.configure(topic, {**topic.configs, **_FOR_EVER})
+            self._topics.configure(topic, {**topic.configs, **FOR_EVER})
         return True
 
     def load(self, index: int) -> None:

@@ -19,7 +19,6 @@ class Found(enum.Enum):
 
     SOUND = "the whole object that the metadata tells of"
     UNSOUND = "nothing, a part, or something damaged"
-    FOREIGN = "an object of another cluster or topic: it is left alone"
     UNKNOWN = "the store did not answer"
 
 

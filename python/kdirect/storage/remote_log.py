@@ -130,7 +130,6 @@ class _Held:
     is_new: bool = False
     busy: bool = False
     writing: SegmentState | None = None
-    is_foreign: bool = False
     failures: int = 0
     not_before_ms: int = 0
 
@@ -328,8 +327,6 @@ class RemoteLog:
                 return [Put(segment)]
             return [Check(segment)]
         if segment.state is _S.DELETE_SEGMENT_STARTED:
-            if held.is_foreign:
-                return self._write(held, _S.DELETE_SEGMENT_FINISHED)
             if self._deleting >= MOST_DELETIONS:
                 return []
             self._deleting += 1
@@ -362,7 +359,6 @@ class RemoteLog:
             return []
         if event.found is Found.SOUND and not self.is_doomed:
             return self._write(held, _S.COPY_SEGMENT_FINISHED, event.tail)
-        held.is_foreign = event.found is Found.FOREIGN
         return self._write(held, _S.DELETE_SEGMENT_STARTED)
 
     def _delete_ended(self, event: DeleteEnded) -> list[Effect]:
