@@ -395,7 +395,7 @@ def test_who_reads_the_topic_again_decides_nothing_before_it_knows_all(members: 
     for _ in range(20):
         before = remote.logs._logs[key]  # it may know again before anybody has looked
         loop.call_soon_threadsafe(remote._read._begin_again, 0, 0)
-        wait_until(lambda: remote.logs._logs.get(key) is not before, "it has forgotten")
+        wait_until(lambda x=before: remote.logs._logs.get(key) is not x, "it has forgotten")
         wait_until(lambda: remote.logs.is_ready(*key), "it knows again")
         assert cluster.partition(leader).log_start_offset == 0
     assert len(read(cluster, 1000)) == 1000
