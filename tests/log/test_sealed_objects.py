@@ -67,6 +67,7 @@ def test_every_sealed_segment_is_a_sound_object(open_partition, batch, seed, int
         assert sections == {
             Section.LOG: log,
             Section.TRANSACTION_INDEX: b"",
+            Section.TOPIC: b"",
             **parts,
         }
         # An entry of an index that was moved is found.

@@ -24,7 +24,7 @@ def commands() -> list[tuple[str, str]]:
         (page.name, line.strip())
         for page in PAGES
         for block in re.findall(r"^```\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
-        for line in block.splitlines()
+        for line in block.replace("\\\n", " ").splitlines()
         if line.startswith("kdirect ")
     ]
 
@@ -37,7 +37,7 @@ def test_commands_are_found() -> None:
 def test_commands_have_the_options_that_the_pages_give_them(page: str, line: str) -> None:
     words = shlex.split(line.split(" | ")[0])[1:]
     program = [str(Path(sys.executable).parent / "kdirect"), words[0]]
-    if words[0] in ("topic", "cluster", "partition"):
+    if words[0] in ("topic", "cluster", "partition", "remote"):
         program.append(words[1])
     shown = subprocess.run([*program, "--help"], capture_output=True, text=True, check=True).stdout
     lost = [w for w in words if w.startswith("--") and w not in re.findall(r"--[\w-]+", shown)]
