@@ -669,25 +669,3 @@ def test_columns_of_an_arrow_batch_reach_the_right_partitions(served):
             assert p == 3
         elif key is not None:
             assert p == (reference(key) & 0x7FFFFFFF) % 4
-
-
-def test_watermarks_of_a_topic_that_was_deleted_and_created_again(broker):
-    """A planner must learn of it even where the new topic has more records than the old one:
-    offsets alone show nothing."""
-    session = connect({"bootstrap.servers": broker.bootstrap_servers, "transport": "shm"})
-    for name, same in (("asked", True), ("not-asked", False)):
-        tp = TopicPartition(name, 0)
-        session.admin.create_topic(name, 1)
-        with session.producer() as producer:
-            producer.produce_sync(name, b"old", None, partition=0)
-        assert session.watermarks([tp], same=True) == {tp: (0, 1)}
-        session.admin.delete_topic(name)
-        session.admin.create_topic(name, 1)
-        with session.producer() as producer:
-            producer.produce_sync(name, b"new", None, partition=0)
-            producer.produce_sync(name, b"new", None, partition=0)
-        if same:
-            with pytest.raises(UnknownTopicError, match="asked-0 was deleted"):
-                session.watermarks([tp], same=True)
-        assert session.watermarks([tp], same=same) == {tp: (0, 2)}
-    session.close()

@@ -255,7 +255,7 @@ def test_latest_offsets_wait_for_a_leader_that_knows_them(leader: Leader) -> Non
         leader.knows = False
         leader.lead()
         found: list[Any] = []
-        with in_background(lambda: found.append(session.watermarks([TP], same=True))):
+        with in_background(lambda: found.append(session.watermarks([TP], topic_ids={}))):
             assert leader.refused.wait(20)
             assert not found
             leader.knows = True
@@ -264,14 +264,17 @@ def test_latest_offsets_wait_for_a_leader_that_knows_them(leader: Leader) -> Non
 
 def test_a_topic_that_is_deleted_is_not_taken_for_one_that_moved(leader: Leader) -> None:
     with kdirect.connect(leader.broker.bootstrap_servers) as session:
+        old = {TP.topic: str(session.admin.list_topics()[TP.topic].topic_id)}
         assert session.watermarks([TP]) == {TP: (0, 0)}
         leader.resign()
         session.admin.delete_topic(TP.topic)
         session.admin.create_topic(TP.topic, 1)
         with pytest.raises(UnknownTopicError, match="t-0 was deleted"):
-            session.watermarks([TP], same=True)
+            session.watermarks([TP], topic_ids=old)
         leader.lead()
-        assert session.watermarks([TP], same=True) == {TP: (0, 0)}
+        new = {TP.topic: str(session.admin.list_topics()[TP.topic].topic_id)}
+        assert new != old
+        assert session.watermarks([TP], topic_ids=new) == {TP: (0, 0)}
 
 
 def test_acknowledgements_wait_for_replicas_unless_the_leader_is_enough(leader: Leader) -> None:

@@ -239,9 +239,10 @@ def test_readers_notice_that_the_leader_hangs(trio: Trio) -> None:
 def test_the_end_of_a_log_never_goes_back(trio: Trio) -> None:
     """As Spark's latestOffset sees it, by slots."""
     ends: list[int] = []
+    known = {TP.topic: str(trio.session.admin.list_topics()[TP.topic].topic_id)}
 
     def look() -> None:
-        ends.append(trio.session.watermarks([TP], same=True)[TP][1])
+        ends.append(trio.session.watermarks([TP], topic_ids=known)[TP][1])
 
     with closing(trio.producer()) as producer, meanwhile(look):
         for end in (trio.cluster.kill, trio.cluster.stop):

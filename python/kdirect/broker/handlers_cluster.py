@@ -145,7 +145,8 @@ class ClusterHandlers:
         told = self._told(connection)
         wanted = request.topics
         if wanted is None or (version == 0 and not wanted):
-            return self._answer_metadata(header, told, self._topics.all_topics(), ())
+            there = [topic for topic in self._topics.all_topics() if not topic.deleting]
+            return self._answer_metadata(header, told, there, ())
         create = self._config["auto.create.topics.enable"] and (
             version < 4 or request.allow_auto_topic_creation
         )

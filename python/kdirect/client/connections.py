@@ -133,7 +133,7 @@ class SharedConnections:
         return self.transports.channel(tp, closest=closest, **sizes)
 
     def watermarks(
-        self, tps: Iterable[TopicPartition], same: bool
+        self, tps: Iterable[TopicPartition], topic_ids: Mapping[str, str] | None
     ) -> dict[TopicPartition, tuple[int, int]]:
         """See `Handle.watermarks`."""
         with self.lock:
@@ -141,7 +141,7 @@ class SharedConnections:
             if self._watermarks is None:
                 self._watermarks = Watermarks(self, self.admin, self.settings, self.environment)
             watermarks = self._watermarks
-        return watermarks.of(tps, same=same)
+        return watermarks.of(tps, topic_ids)
 
     def locate(
         self, ranges: Mapping[TopicPartition, tuple[int, int]]
@@ -371,19 +371,20 @@ class Handle:
         return {tp: (x[0] if x is not None and x[0] >= 0 else None) for tp, x in found.items()}
 
     def watermarks(
-        self, tps: Iterable[TopicPartition], *, same: bool = False
+        self, tps: Iterable[TopicPartition], *, topic_ids: Mapping[str, str] | None = None
     ) -> dict[TopicPartition, tuple[int, int]]:
         """(log start offset, high watermark) of each partition.
 
         Over RDMA one slot READ for each broker once their slots are granted, without the brokers'
-        CPU; over TCP two requests.  With `same`, UnknownTopicError tells over RDMA, once, of a
-        partition that was deleted since the last call, even if there is another of its name.
+        CPU; over TCP two requests.  With `topic_ids`, UnknownTopicError tells of a topic that has
+        not the id given here any more, even if there is another of its name: one request more for
+        each new slot, and over TCP.
         """
         wanted = list(tps)
         if not wanted:
             return {}
         self.check()
-        return self._shared.watermarks(wanted, same)
+        return self._shared.watermarks(wanted, topic_ids)
 
     # -- the end -----------------------------------------------------------------------------------
 

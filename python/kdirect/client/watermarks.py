@@ -48,7 +48,8 @@ class Watermarks:
     ) -> None:
         self._lock = threading.Lock()
         self._connections = connections
-        self._topic_ids: dict[str, str] = {}  # of the topics whose slots were entered
+        # The topic that the watermarks of a partition are of; only while ids are asked for.
+        self._topic_ids: dict[TopicPartition, str] = {}
         self._admin = admin
         self._environment = environment
         self._max_age_s: float = settings["metadata.max.age.ms"] / 1000
@@ -56,10 +57,12 @@ class Watermarks:
         # Partitions that the broker has no slot for, and until when not to ask for one again.
         self._without_slot: dict[TopicPartition, float] = {}
 
-    def of(self, tps: Iterable[TopicPartition], *, same: bool = False) -> Marks:
-        """The watermarks of each partition.  With `same`, UnknownTopicError says, once, that one of
-        them was deleted since the last call, even if there is another of its name; only READs can
-        tell.
+    def of(
+        self, tps: Iterable[TopicPartition], topic_ids: Mapping[str, str] | None = None
+    ) -> Marks:
+        """The watermarks of each partition.  With `topic_ids`, UnknownTopicError tells of a topic
+        that has not the id given here any more: it was deleted, and another has its name.  Whatever
+        is learned, by a new slot or over TCP, is followed by a request for the topic's id.
 
         All or nothing: where a broker cannot be reached, the error names it and a partition that it
         leads (also as `topic_partition`).  The partitions of other brokers are answered by a call
@@ -70,7 +73,7 @@ class Watermarks:
         lost: Backoff | None = None
         while True:
             try:
-                out, asked = self._look_twice(wanted, same)
+                out, asked = self._look_twice(wanted, topic_ids)
                 break
             except KdirectError as e:
                 # Leaders move, and those that were just elected cannot tell for a moment.
@@ -89,20 +92,24 @@ class Watermarks:
                     cluster.forget(topic)
         if asked:  # this may take long where a broker is lost: nobody waits for the lock meanwhile
             out |= self._ask([tp for tp in wanted if tp in asked])
+            if topic_ids is not None:
+                _compare(self._ids(asked), topic_ids)
         return {tp: out[tp] for tp in wanted}
 
     def _look_twice(
-        self, wanted: list[TopicPartition], same: bool
+        self, wanted: list[TopicPartition], topic_ids: Mapping[str, str] | None
     ) -> tuple[Marks, set[TopicPartition]]:
         with self._lock:
             try:
-                return self._look(wanted, same)
+                return self._look(wanted, topic_ids)
             except (QueuePairError, BrokerUnavailableError, ClosedError) as e:
                 log.debug("watermarks are looked at again: %s", e)
                 self._without_slot.clear()
-                return self._look(wanted, same)
+                return self._look(wanted, topic_ids)
 
-    def _look(self, wanted: list[TopicPartition], same: bool) -> tuple[Marks, set[TopicPartition]]:
+    def _look(
+        self, wanted: list[TopicPartition], topic_ids: Mapping[str, str] | None
+    ) -> tuple[Marks, set[TopicPartition]]:
         """What READs tell; the partitions that have to be asked for."""
         now = self._environment.monotonic()
         direct = self._direct
@@ -114,19 +121,24 @@ class Watermarks:
         for fetcher in list(direct):
             if not watched.isdisjoint(fetcher.partitions):
                 self._refresh(fetcher)
-                if same:
-                    self._raise_ended(
-                        [tp for tp in fetcher.partitions if fetcher.stream(tp).revoked], watched
-                    )
+                if topic_ids is not None:
+                    ended = [tp for tp in fetcher.partitions if fetcher.stream(tp).revoked]
+                    self._raise_ended([tp for tp in ended if tp in watched], topic_ids)
                 new |= watched.intersection(fetcher.stale())
         new |= {tp for tp in watched if direct.fetcher_of(tp) is None}
         if new:
+            for tp in new:
+                self._topic_ids.pop(tp, None)
             asked |= self._enter([tp for tp in wanted if tp in new], now)
         out: Marks = {}
         for tp in watched - asked:
             found = direct.fetcher_of(tp)
             assert found is not None
             out[tp] = found.watermarks(tp)
+        if topic_ids is not None:
+            if new := out.keys() - self._topic_ids.keys():
+                self._topic_ids |= self._ids(new)
+            _compare({tp: self._topic_ids[tp] for tp in out}, topic_ids)
         return out, asked
 
     def _refresh(self, fetcher: DirectFetcher) -> None:
@@ -136,17 +148,23 @@ class Watermarks:
             self._direct.drop(fetcher)
             raise
 
-    def _raise_ended(self, revoked: list[TopicPartition], watched: set[TopicPartition]) -> None:
+    def _raise_ended(self, revoked: list[TopicPartition], topic_ids: Mapping[str, str]) -> None:
         """Of partitions whose slots were revoked: UnknownTopicError where they were deleted.
         Another broker leads the others."""
-        for tp in [tp for tp in revoked if tp in watched]:
+        for tp in revoked:
             self._direct.release([tp])
             try:
-                look_again(self._connections.cluster, tp, self._topic_ids.get(tp.topic))
+                look_again(self._connections.cluster, tp, topic_ids.get(tp.topic))
             except UnknownTopicError:
-                raise UnknownTopicError(
-                    f"{tp} was deleted while it was watched", hint="list the topics again"
-                ) from None
+                raise _deleted(tp) from None
+
+    def _ids(self, tps: Iterable[TopicPartition]) -> dict[TopicPartition, str]:
+        """The ids of the topics that `tps` are of now; "" where the broker has none.
+
+        Asked for after what they are to be the ids of: if one is as expected, so was the topic all
+        the time, for no id is given twice."""
+        found = self._connections.cluster.refresh(sorted({tp.topic for tp in tps}))
+        return {tp: (found[tp.topic].topic_id or "") if tp.topic in found else "gone" for tp in tps}
 
     def _enter(self, tps: list[TopicPartition], now: float) -> set[TopicPartition]:
         """Get slots; the partitions that have to be asked for."""
@@ -155,10 +173,6 @@ class Watermarks:
             raise concerning([tp for tp, e in entered.lost.items() if e is error], error) from error
         for tp, error in entered.refused.items():
             raise as_moved(self._connections.cluster, tp, error)
-        for topic in {tp.topic for tp in tps}:
-            topic_id = self._connections.cluster.topic_id(topic)
-            if topic_id is not None:
-                self._topic_ids[topic] = topic_id
         denied = {tp: e for tp, e in entered.over_tcp.items() if isinstance(e, AccessDeniedError)}
         if denied:
             # Most likely there are more partitions than slots: those that have one keep it.
@@ -182,3 +196,14 @@ class Watermarks:
         with self._lock:
             self._without_slot.clear()
             self._direct.close()
+
+
+def _deleted(tp: TopicPartition) -> UnknownTopicError:
+    return UnknownTopicError(f"{tp} was deleted while it was watched", hint="list the topics again")
+
+
+def _compare(found: Mapping[TopicPartition, str], topic_ids: Mapping[str, str]) -> None:
+    """UnknownTopicError where what was learned of a partition is of another topic."""
+    for tp, topic_id in found.items():
+        if topic_id and topic_ids.get(tp.topic, topic_id) != topic_id:
+            raise _deleted(tp)
