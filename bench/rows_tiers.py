@@ -271,6 +271,65 @@ def fetch(directory: Path, place: Any, value_bytes: int, rounds: int, quick: boo
     return figures
 
 
+def tier_direct(seconds: float, quick: bool) -> list[Figure]:
+    """Cold records past the broker into Arrow: beside the lower one of bare GETs of the same ranges
+    and the decode of the same bytes from memory; by a key of the client's own, and at S3 also by
+    signed URLs."""
+
+    def measure(directory: Path, place: Any) -> list[Figure]:
+        figures = []
+        sizes = (1 << 10,) if quick else (100, 1 << 10, 10 << 10)
+        ways = [("config", n) for n in sizes]
+        if place.kind == "s3":
+            ways.append(("presigned", 1 << 10))
+        rounds = rounds_of(seconds, 4 * len(ways), quick, least=5)
+        for access, value_bytes in ways:
+            fresh = place.fresh()
+            figures.append(direct(directory, fresh, access, value_bytes, rounds, quick))
+        return figures
+
+    return in_stores("tier-direct", quick, measure)
+
+
+def direct(
+    directory: Path, place: Any, access: str, value_bytes: int, rounds: int, quick: bool
+) -> Figure:
+    import kdirect
+
+    segments, size = (3, QUICK_SEGMENT_BYTES) if quick else (4, SEGMENT_BYTES)
+    batch, bare = batch_of(value_bytes), BareStore(place)
+    took: dict[str, list[float]] = {"ours": [], "gets": [], "decode": []}
+    got: list[float] = []
+    given = {"cold.reads": "direct", "transport": "tcp"}
+    if access == "config":
+        given["remote.storage.uri"] = place.uri
+        given |= {f"remote.config.{name}": value for name, value in place.config.items()}
+    with tiered_broker(place, directory, remote_log_client_access=access) as (peer, session, a):
+        stop = make_cold(peer, session, "cold", batch, segments, size)
+        logs = bare.logs("cold")
+        total = sum(length for _, length in logs)
+        with kdirect.connect({"bootstrap.servers": a, **given}) as reading:
+            for number in range(-1, rounds):
+                turns = {
+                    "gets": lambda: bare.get(logs)[0],
+                    "ours": lambda: read_to_arrow(reading, a, "cold", 0, stop, got),
+                    "decode": lambda: decode("cold", bare.get(logs, keep=True)[1]),
+                }
+                for name in sorted(turns, reverse=number % 2 == 0):
+                    s = turns[name]()
+                    if number >= 0:  # before, it is warmed
+                        took[name].append(total / s / 1e6)
+    limits = {name: statistics.median(rates) for name, rates in took.items() if name != "ours"}
+    lowest = min(limits, key=lambda name: limits[name])
+    said = {"gets": "bare GETs", "decode": "decode from memory"}
+    return figure(
+        "tier-direct", statistics.median(took["ours"]), "MB/s", said[lowest], limits[lowest],
+        bar=0.8, access=access, value_bytes=value_bytes, batch_bytes=len(batch.data),
+        getters=GETTERS, limits_mb_s=limits, segment_bytes=size,
+        bytes_got_to_needed=statistics.median(got) / total, **spread_of(took["ours"], took[lowest]),
+    )  # fmt: skip
+
+
 def decode(topic: str, pieces: list[Any]) -> float:
     """Seconds to decode them to Arrow, as a reader does that has them in memory."""
     from kdirect.client.reader import DEFAULT_TARGET_BYTES, DEFAULT_TARGET_ROWS
@@ -293,16 +352,22 @@ def decode(topic: str, pieces: list[Any]) -> float:
     return time.perf_counter() - began
 
 
-def read_to_arrow(session: Any, address: str, topic: str, start: int, stop: int) -> float:
+def read_to_arrow(
+    session: Any, address: str, topic: str, start: int, stop: int, got: list[float] | None = None
+) -> float:
+    """Seconds; `got` learns how many bytes came from the store past the broker."""
     from kdirect.model import TopicPartition
 
     began, rows = time.perf_counter(), 0
     with session.reader(TopicPartition(topic, 0), start, stop) as reader:
         for found in reader.batches():
             rows += found.num_rows
-    if rows != stop - start:
-        raise RuntimeError(f"{rows} of {stop - start} records of {topic} came")
-    return time.perf_counter() - began
+        took = time.perf_counter() - began
+        if rows != stop - start:
+            raise RuntimeError(f"{rows} of {stop - start} records of {topic} came")
+        if got is not None:
+            got.append(reader.statistics()["client_cold_bytes"])
+    return took
 
 
 def consume(session: Any, address: str, topic: str, start: int, stop: int) -> float:
@@ -544,4 +609,4 @@ def _until_in_sync(session: Any, replicas: int) -> None:
         time.sleep(0.01)
 
 
-__all__ = ["tier_copy", "tier_fetch", "tier_rebuild", "tier_tail"]
+__all__ = ["tier_copy", "tier_direct", "tier_fetch", "tier_rebuild", "tier_tail"]

@@ -318,6 +318,13 @@ ROWS = (
         patience_s=600.0,
     ),
     Row(
+        "tier-direct",
+        "rows_tiers",
+        3,
+        "cold records past the broker into Arrow, against bare GETs and the decode from memory",
+        patience_s=600.0,
+    ),
+    Row(
         "tier-tail",
         "rows_tiers",
         5,

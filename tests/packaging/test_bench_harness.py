@@ -39,7 +39,7 @@ NAMES += ["push-sizes", "push-cpu", "catch-up", "cluster-idle"]
 NAMES += ["workload-generate", "slash-decode", "slash-engine", "slash-skew"]
 NAMES += ["slash-ysb", "slash-nb7", "slash-nb8", "slash-nb11", "slash-cm", "slash-ro"]
 NAMES += ["slash-empty", "slash-recovery", "slash-cold"]
-NAMES += ["tier-copy", "tier-fetch", "tier-tail", "tier-rebuild"]
+NAMES += ["tier-copy", "tier-fetch", "tier-direct", "tier-tail", "tier-rebuild"]
 NAMES += ["spark-read-ceiling"]
 KEYS = ["row", "value", "unit", "against", "against_value", "ratio", "settings"]
 
@@ -85,6 +85,7 @@ def test_unknown_row_names_the_nearest(tmp_path: Path) -> None:
         "slash-decode",
         "tier-copy",
         "tier-fetch",
+        "tier-direct",
         "tier-tail",
         "tier-rebuild",
     ],
