@@ -268,6 +268,7 @@ class ColdReads:
                 if not self._wait(_head(opened), deadline):
                     return False
                 if self._hand_on(found, opened):
+                    self._fill(found)  # what was taken makes room while it is decoded
                     return True
             except ObjectNotFoundError as e:
                 self._look_again(found, opened.cold.place, e)
