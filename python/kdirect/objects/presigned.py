@@ -9,7 +9,7 @@ from __future__ import annotations
 import http.client
 import re
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from kdirect.errors import (
     ConfigError,
@@ -19,6 +19,7 @@ from kdirect.errors import (
     RemoteStorageError,
     RemoteUnavailableError,
 )
+from kdirect.objects.connections import Patience, answer
 from kdirect.objects.filesystems import region_of
 from kdirect.objects.uri import StoreUri
 
@@ -105,22 +106,15 @@ def get_presigned(
     request_timeout_s: float = REQUEST_TIMEOUT_S,
 ) -> memoryview:
     """`length` bytes from `position` on, by one GET.  `request_timeout_s` limits each silence."""
-    name, host = _shown(url)
+    name, parts = _shown(url)
     if position < 0 or length < 0:
         raise ConfigError(f"get of {name}: {length} bytes at {position}")
     if not length:
         return memoryview(b"")
-    parts = urlsplit(url)
-    secure = parts.scheme == "https"
-    kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
-    connection = kind(host, timeout=connect_timeout_s)
+    wanted = {"Range": f"bytes={position}-{position + length - 1}"}
     try:
-        connection.connect()
-        connection.sock.settimeout(request_timeout_s)
-        target = f"{parts.path}?{parts.query}" if parts.query else parts.path
-        wanted = {"Range": f"bytes={position}-{position + length - 1}"}
-        connection.request("GET", target, headers=wanted)
-        return _body(connection.getresponse(), name, position, length)
+        with answer(parts, wanted, Patience(connect_timeout_s, request_timeout_s)) as response:
+            return _body(response, name, position, length)
     except (OSError, http.client.HTTPException) as e:
         if isinstance(e, KdirectError):
             raise
@@ -128,16 +122,14 @@ def get_presigned(
             f"get of {name}: {type(e).__name__}: the store did not answer in full",
             hint="it is tried again; look at the store and the network if this goes on",
         ) from None
-    finally:
-        connection.close()
 
 
-def _shown(url: str) -> tuple[str, str]:
-    """The URL without its query, and its host with the port."""
+def _shown(url: str) -> tuple[str, SplitResult]:
+    """The URL without its query, and its parts."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc:
         raise ConfigError("a presigned URL begins with http://host or https://host")
-    return f"{parts.scheme}://{parts.netloc}{parts.path}", parts.netloc
+    return f"{parts.scheme}://{parts.netloc}{parts.path}", parts
 
 
 def _body(response: http.client.HTTPResponse, name: str, position: int, length: int) -> memoryview:
@@ -149,18 +141,13 @@ def _body(response: http.client.HTTPResponse, name: str, position: int, length: 
             f"get of {name}: other bytes than the {length} at {position} came",
             hint="the object is shorter than its metadata says: it is damaged",
         )
-    data = bytearray(length)
-    view = memoryview(data)
-    filled = 0
-    while filled < length:
-        count = response.readinto(view[filled:])
-        if not count:
-            raise RemoteUnavailableError(
-                f"get of {name}: {filled} of {length} bytes at {position} came",
-                hint="the connection ended early; it is tried again",
-            )
-        filled += count
-    return view.toreadonly()
+    data = response.read(length)
+    if len(data) != length:
+        raise RemoteUnavailableError(
+            f"get of {name}: {len(data)} of {length} bytes at {position} came",
+            hint="the connection ended early; it is tried again",
+        )
+    return memoryview(data)
 
 
 def _refused(status: int, name: str, position: int, length: int) -> KdirectError:

@@ -6,7 +6,7 @@ own thread, which share one lock, go on.  So are the GETs of a reader of remote 
 second.  Made by `Environment.spawn`.
 
 A call has a thread to itself while it runs, so one that hangs holds up no other.  Then the thread
-waits for the next call for a while: to start one takes as long as a GET of a fast store, and whoever
+waits for the next call for a while: to start one takes as long as a GET of a fast store, and who
 starts it waits until it has begun.
 """
 
