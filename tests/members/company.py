@@ -5,6 +5,7 @@ session with the store, and a listener at which the others ask its controller.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import struct
 import uuid
 from collections.abc import Awaitable, Callable
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from kazoo.client import KazooClient
+from kazoo.handlers.threading import KazooTimeoutError
 
 from kdirect.broker.config import BrokerConfig
 from kdirect.broker.handlers_members import MemberHandlers
@@ -29,6 +31,7 @@ from kdirect.wire.environment import SYSTEM
 
 WAIT_S = 30.0
 SESSION_MS = 4000
+NOTICED_WITHIN_S = 1.0
 
 
 class Member:
@@ -118,16 +121,23 @@ class Member:
         return self.session.store.store
 
     async def lose_session(self) -> None:
-        """Another client attaches to the session and closes it, as ZooKeeper's own tests do."""
+        """Another client attaches to the session and closes it, as ZooKeeper's own tests do, until
+        the member has noticed: it may take the session back before it is closed."""
 
         def steal() -> None:
-            thief = KazooClient(self.client.hosts and _servers(self.client), client_id=identity)
-            thief.start(WAIT_S)
+            thief = KazooClient(servers, client_id=identity)
+            with contextlib.suppress(KazooTimeoutError):
+                thief.start(WAIT_S)
             thief.stop()
             thief.close()
 
-        identity = self.client.client_id
-        await asyncio.to_thread(steal)
+        servers, identity = _servers(self.client), self.client.client_id
+        expired, loop = self.membership.sessions_expired, asyncio.get_running_loop()
+        while self.membership.sessions_expired == expired:
+            await asyncio.to_thread(steal)
+            end = loop.time() + NOTICED_WITHIN_S
+            while self.membership.sessions_expired == expired and loop.time() < end:
+                await asyncio.sleep(0.01)
 
     async def ask(self, request: Any, timeout_s: float = WAIT_S) -> Answer:
         return await self.membership.ask(request, timeout_s)
@@ -201,14 +211,14 @@ class Company:
 
     @staticmethod
     def agree(*members: Member) -> bool:
-        """Do these know the same brokers and the same controller?"""
+        """Do these know the same brokers, themselves among them, and the same controller?"""
         first = members[0].metadata
         return first.controller_id in first.brokers and all(
             m.metadata.controller_id == first.controller_id
             and m.metadata.brokers == first.brokers
+            and m.node_id in first.brokers
             and m.metadata.incarnation == first.brokers[m.node_id].incarnation
             for m in members
-            if m.node_id in first.brokers
         )
 
     async def until(self, holds: Callable[[], Any], timeout_s: float = WAIT_S) -> None:
