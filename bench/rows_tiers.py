@@ -27,6 +27,7 @@ from sides import Figure, figure, spread_of
 from tiers import (
     GETTERS,
     PARTITIONS,
+    QUICK_SEGMENT_BYTES,
     SEGMENT_BYTES,
     TIERED,
     WAIT_S,
@@ -42,7 +43,6 @@ from tiers import (
 )
 
 TOPIC = "tiers"
-QUICK_SEGMENT_BYTES = 1 << 20
 CONSUMED = 300_000  # records at most, of a client that makes a Python object of each
 CACHE_BYTES = 64 << 20  # of the broker, where more than it holds is read
 

@@ -339,6 +339,14 @@ ROWS = (
         patience_s=900.0,
     ),
     Row(
+        "tier-backfill",
+        "rows_backfill",
+        3,
+        "a Spark batch read of cold records past the broker, against hot ones, and through it",
+        20,
+        patience_s=900.0,
+    ),
+    Row(
         "spark-read-ceiling",
         "rows_spark",
         3,

@@ -29,6 +29,7 @@ ROOT = Path(__file__).resolve().parent.parent
 WAIT_S = 300.0
 PARTITIONS = 4
 SEGMENT_BYTES = 64 << 20
+QUICK_SEGMENT_BYTES = 1 << 20
 BATCH_BYTES = 128 << 10
 WINDOW = 16  # requests under way
 GET_BYTES = 1 << 20  # as the broker gets
@@ -40,33 +41,44 @@ GETTERS = 10  # its reader threads, by default
 
 
 @contextmanager
-def stores() -> Iterator[tuple[Path, dict[str, Any]]]:
-    """A directory on tmpfs, and in it a `Place` of each kind of store: `directory`, and `s3`, whose
-    place is the reason where it cannot be had."""
+def directory_store() -> Iterator[tuple[Path, Any]]:
+    """A directory on tmpfs, and in it the `Place` of a store that is a directory."""
     sys.path.append(str(ROOT))  # behind the package that is installed
-    from versus.jars import MissingJarsError, jars
-
-    from tests.object_servers import S3Proxy, directory_place
+    from tests.object_servers import directory_place
 
     base = "/dev/shm" if Path("/dev/shm").is_dir() else None
     directory = Path(tempfile.mkdtemp(prefix="kdirect-bench-", dir=base))
-    server = None
     try:
         (directory / "objects").mkdir()
-        found: dict[str, Any] = {"directory": directory_place(directory / "objects")}
-        try:
-            if shutil.which("java") is None:
-                raise MissingJarsError("there is no Java for S3Proxy")
-            (directory / "s3").mkdir()
-            server = S3Proxy(directory / "s3", jars("s3proxy"), JAVA)
-            found["s3"] = server.place
-        except MissingJarsError as e:
-            found["s3"] = str(e)
-        yield directory, found
+        yield directory, directory_place(directory / "objects")
     finally:
-        if server is not None:
-            server.stop()
         shutil.rmtree(directory, ignore_errors=True)
+
+
+@contextmanager
+def stores() -> Iterator[tuple[Path, dict[str, Any]]]:
+    """A directory on tmpfs, and in it a `Place` of each kind of store: `directory`, and `s3`, whose
+    place is the reason where it cannot be had."""
+    with directory_store() as (directory, place):
+        from versus.jars import MissingJarsError, jars
+
+        from tests.object_servers import S3Proxy
+
+        found: dict[str, Any] = {"directory": place}
+        server = None
+        try:
+            try:
+                if shutil.which("java") is None:
+                    raise MissingJarsError("there is no Java for S3Proxy")
+                (directory / "s3").mkdir()
+                server = S3Proxy(directory / "s3", jars("s3proxy"), JAVA)
+                found["s3"] = server.place
+            except MissingJarsError as e:
+                found["s3"] = str(e)
+            yield directory, found
+        finally:
+            if server is not None:
+                server.stop()
 
 
 def properties(place: Any, **more: Any) -> dict[str, Any]:
@@ -229,15 +241,21 @@ TIERED = {"remote.storage.enable": "true", "retention.ms": "-1"}
 
 
 def make_cold(peer: Peer, session: Any, topic: str, batch: Batch, segments: int,
-              segment_bytes: int) -> int:  # fmt: skip
-    """A topic of one partition, all of which is tiered and nothing local but the active segment;
+              segment_bytes: int, partitions: int = 1) -> int:  # fmt: skip
+    """A topic, all of which is tiered and nothing local but the active segment of each partition;
     the offset where that begins."""
     configs = {**TIERED, "segment.bytes": segment_bytes, "local.retention.bytes": 1}
-    session.admin.create_topic(topic, 1, configs=configs)
+    session.admin.create_topic(topic, partitions, configs=configs)
     count = batches_of(batch, segments, segment_bytes)
-    fill(session.settings["bootstrap.servers"][0], topic, 1, batch, count)
+    fill(session.settings["bootstrap.servers"][0], topic, partitions, batch, count)
     peer.call("until_cold", topic)
     return (count - 1) * batch.records
+
+
+def local_start(directory: Path, topic: str, partition: int) -> int:
+    """The first offset of which a broker's log directory has records, by the names that Kafka gives
+    to its files."""
+    return min(int(path.stem) for path in (directory / f"{topic}-{partition}").glob("*.log"))
 
 
 # -- the other process -----------------------------------------------------------------------------
@@ -269,6 +287,10 @@ class Side:
         found = self.broker.statistics()
         return {name: value for name, value in found.items() if name.startswith("remote_")}
 
+    def cpu_s(self) -> float:
+        """CPU time of this process so far, all threads."""
+        return time.process_time()
+
     def until_copied(self, requests: int) -> float:
         """When so many copies have begun since the start, and none is left to do."""
 
@@ -281,10 +303,9 @@ class Side:
         return self._until(lambda now: not now["remote_bytes"] and not now["remote_metadata_count"])
 
     def until_cold(self, topic: str) -> None:
-        from kdirect.model import TopicPartition
-
-        partition = self.broker.server.logs.partitions[TopicPartition(topic, 0)]
-        self._until(lambda now: len(partition.segments) == 1)
+        partitions = self.broker.server.logs.partitions.items()
+        those = [partition for tp, partition in partitions if tp.topic == topic]
+        self._until(lambda now: all(len(partition.segments) == 1 for partition in those))
 
     def _until(self, condition: Any) -> float:
         end = time.monotonic() + WAIT_S

@@ -90,6 +90,14 @@ ROWS = (
         20,
         900,
     ),
+    Row(
+        "tier-backfill",
+        "versus.rows_backfill",
+        4,
+        "a Spark batch read of cold records past the broker, beside Kafka with tiered storage",
+        20,
+        900,
+    ),
     Row("spark-sink", "versus.rows_spark", 3, "a Spark batch write, by value size", 20),
     Row("micro-batch", "versus.rows_streams", 3, "micro-batches of one row, one after another", 20),
     Row(

@@ -152,6 +152,12 @@ def broker_jars() -> list[Path]:
 
 
 @pytest.fixture(scope="session")
+def tiered_jars() -> list[Path]:
+    """What Kafka's broker needs beside for tiered storage in a directory."""
+    return _jars("tiered")
+
+
+@pytest.fixture(scope="session")
 def connector_jars() -> list[Path]:
     """Spark's own Kafka connector, with the client that it takes."""
     return _jars("connector")

@@ -2,7 +2,8 @@
 sums, kept outside of the tree.
 
 Owns: jars.txt (a line for each jar: the set it belongs to, its coordinates, its SHA-256) and the
-folder that the jars are kept in ($KDIRECT_JARS, else kdirect/jars in the user's cache).  They are
+folder that the jars are kept in ($KDIRECT_JARS, else kdirect/jars in the user's cache).
+Coordinates are group:artifact:version, with :classifier behind where a jar has one.  They are
 fetched by the Ivy that comes with Spark, one by one and without their dependencies, from Maven
 Central or from what the machine's Maven settings name in its place.  A jar whose sum differs is
 never used.
@@ -19,7 +20,8 @@ from pathlib import Path
 
 LIST = Path(__file__).with_name("jars.txt")
 FETCH_LIMIT_S = 240
-PATTERN = "[organisation]-[artifact]-[revision].[ext]"
+PATTERN = "[organisation]-[artifact]-[revision](-[classifier]).[ext]"
+MAVEN = "http://ant.apache.org/ivy/maven"  # where Ivy's word for a classifier is from
 
 
 class MissingJarsError(RuntimeError):
@@ -28,7 +30,8 @@ class MissingJarsError(RuntimeError):
 
 
 def jars(kind: str) -> list[Path]:
-    """The jars of a set, `broker`, `connector`, `delta` or `s3proxy`; fetches what is missing.
+    """The jars of a set, `broker`, `tiered` (what a broker needs beside for its local store),
+    `connector`, `delta` or `s3proxy`; fetches what is missing.
     MissingJarsError when one cannot be had, RuntimeError when one has another sum."""
     wanted = _listed(kind)
     folder = home()
@@ -104,9 +107,12 @@ def _fetch(coordinates: list[str], folder: Path) -> None:
         ET.SubElement(module, "info", organisation="kdirect", module="bench")
         ET.SubElement(ET.SubElement(module, "configurations"), "conf", name="default")
         dependencies = ET.SubElement(module, "dependencies")
+        wanted: dict[tuple[str, ...], list[str]] = {}  # modules, and the classifiers of each
         for line in coordinates:
-            group, artifact, revision = line.split(":")
-            ET.SubElement(
+            group, artifact, revision, *classifier = line.split(":")
+            wanted.setdefault((group, artifact, revision), []).append("".join(classifier))
+        for (group, artifact, revision), classifiers in wanted.items():
+            dependency = ET.SubElement(
                 dependencies,
                 "dependency",
                 org=group,
@@ -115,6 +121,11 @@ def _fetch(coordinates: list[str], folder: Path) -> None:
                 transitive="false",
                 conf="default->*",
             )
+            for classifier in classifiers if any(classifiers) else ():
+                more = {f"{{{MAVEN}}}classifier": classifier} if classifier else {}
+                ET.SubElement(
+                    dependency, "artifact", {"name": artifact, "type": "jar", "ext": "jar", **more}
+                )
         ET.ElementTree(settings).write(f"{scratch}/settings.xml")
         ET.ElementTree(module).write(f"{scratch}/ivy.xml")
         command = [

@@ -33,6 +33,7 @@ TITLES = {
     "end-to-end.defaults": "The same, kdirect with its defaults (p50)",
     "spark-read": "Spark batch read",
     "spark-available-now": "Spark stream, AvailableNow",
+    "tier-backfill": "Spark batch read of cold records, two task slots",
     "spark-sink": "Spark batch write (Kafka's sink tuned)",
     "spark-available-now.one-record": (
         "Spark stream, AvailableNow, over one record: starting and ending a query"
@@ -68,8 +69,8 @@ PANELS = {
                 "produce-bandwidth.columns", "produce-scaling"),
     "consume": ("consume-latency", "consume-bandwidth", "end-to-end", "empty-fetch",
                 "consumer-scaling", "backlog"),
-    "spark": ("spark-read", "spark-available-now", "spark-sink", "micro-batch", "event-delay",
-              "event-delay.bursts"),
+    "spark": ("spark-read", "spark-available-now", "tier-backfill", "spark-sink", "micro-batch",
+              "event-delay", "event-delay.bursts"),
     "replicate": ("replicate-latency", "replicate-latency.tcp-push", "replicate-latency.tcp-fetch",
                   "replicate-bandwidth", "replicate-bandwidth.tcp-push",
                   "replicate-bandwidth.tcp-fetch", "replicate-factor",
@@ -87,7 +88,7 @@ NOT_MEASURED = """\
 - **Several machines and many cores.** Broker and clients share this machine's cores; with more than
   two the brokers get the upper half.
 - **Security, compression, transactions.** Off on both sides.
-- **Spark in a cluster.** One JVM, one task slot (`local[1]`)."""
+- **Spark in a cluster.** One JVM, one task slot (`local[1]`), two in `tier-backfill`."""
 METHOD = """Except in the rows over clusters, both brokers run at the same time, in processes of
 their own with their logs on tmpfs, and take turns (A B A B) within each figure; a figure is the
 median of its rounds, and the rounds are in the JSON. What is idle costs nothing (kdirect) or about
@@ -109,6 +110,11 @@ and of replicas more memory than it writes is touched and freed, as much for the
 other, since a virtual machine's host takes free memory back. Both connectors run in one Spark
 session with the settings of `kdirect_spark.session_builder`, which serve both, unless a row says
 otherwise.
+
+`tier-backfill` has two brokers of its own, both with tiered storage in a directory on tmpfs
+(Kafka's by the store of its own tests), a topic of two partitions with segments of 64 MiB, and a
+session with two task slots. What is read is in neither broker's log directory, which is looked at
+before and after. kdirect's tasks read the objects past the broker (`coldReads=direct`).
 
 The rows over clusters (`replicate-*`, `failover`) run one cluster at a time, with three brokers of
 each and four where four replicas are shown, and ZooKeeper beside kdirect's. Every round starts both

@@ -34,18 +34,21 @@ SINK_SIZES = ((100, 256 << 20, 1.5), (1024, 512 << 20, 3.0), (10240, 512 << 20, 
 TUNED_SINK = {"kafka.linger.ms": "20", "kafka.batch.size": str(1 << 20),
               "kafka.buffer.memory": str(128 << 20),
               "kafka.max.request.size": str(4 << 20)}  # fmt: skip
+MASTER = "local[1]"
 READY = "a Python source that yields the same batches ready"
 _session: Any = None
 
 
-def session() -> Any:
-    """The session of this process; it ends with the brokers."""
+def session(master: str = MASTER) -> Any:
+    """The session of this process, with so many task slots; it ends with the brokers."""
     global _session
+    if _session is not None and _session.sparkContext.master != master:
+        _stop()
     if _session is None:
         from kdirect_spark import configure
 
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-        builder = SparkSession.builder.appName("bench").master("local[1]")
+        builder = SparkSession.builder.appName("bench").master(master)
         for name, value in {
             "spark.ui.enabled": "false",
             "spark.ui.showConsoleProgress": "false",

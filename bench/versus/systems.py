@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
@@ -79,7 +79,9 @@ class System:
         fields = Path(f"/proc/{self.process.pid}/stat").read_text().rsplit(")", 1)[1].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
-    def create(self, topic: str, partitions: int = 1) -> None:
+    def create(
+        self, topic: str, partitions: int = 1, configs: Mapping[str, str] | None = None
+    ) -> None:
         raise NotImplementedError
 
     def delete(self, topic: str) -> None:
@@ -133,8 +135,10 @@ class Kdirect(System):
         self.session = connect({"bootstrap.servers": self.address, "transport": "shm"})
         self.settings = {"transport": "shm", **properties}
 
-    def create(self, topic: str, partitions: int = 1) -> None:
-        self.session.admin.create_topic(topic, partitions)
+    def create(
+        self, topic: str, partitions: int = 1, configs: Mapping[str, str] | None = None
+    ) -> None:
+        self.session.admin.create_topic(topic, partitions, configs=configs)
 
     def delete(self, topic: str) -> None:
         self.session.admin.delete_topic(topic)
@@ -155,11 +159,12 @@ def format_arguments(cluster: str, file: str) -> list[str]:
     return ["format", f"--cluster-id={cluster}", f"--config={file}"]
 
 
-def java(directory: Path) -> list[str]:
-    """How a JVM with Kafka's jars is called that logs nothing; options go in after the third."""
+def java(directory: Path, *more: str) -> list[str]:
+    """How a JVM with Kafka's jars, and those of `more` sets, is called that logs nothing; options
+    go in after the third."""
     logging = directory / "log4j2.yaml"
     logging.write_text("Configuration:\n  status: off\n  Loggers:\n    Root:\n      level: off\n")
-    path = os.pathsep.join(str(jar) for jar in jars.jars("broker"))
+    path = os.pathsep.join(str(jar) for kind in ("broker", *more) for jar in jars.jars(kind))
     return ["java", "-cp", path, f"-Dlog4j2.configurationFile={logging}"]
 
 
@@ -176,23 +181,29 @@ def format_storage(command: list[str], cluster: str, file: str) -> None:
 class Kafka(System):
     key = "kafka"
 
-    def __init__(self, directory: str) -> None:
+    def __init__(
+        self,
+        directory: str,
+        given: Mapping[str, str] | None = None,
+        with_jars: tuple[str, ...] = (),
+    ) -> None:
         from confluent_kafka.admin import AdminClient
 
         self.label = f"Apache Kafka {jars.version('kafka_2.13')}"
         client_port, controller_port = free_ports(2)
         self.address = f"127.0.0.1:{client_port}"
+        wanted = {**KAFKA, **(given or {})}
         properties = {
-            **KAFKA,
+            **wanted,
             "listeners": f"PLAINTEXT://127.0.0.1:{client_port},"
             f"CONTROLLER://127.0.0.1:{controller_port}",
             "controller.quorum.voters": f"1@127.0.0.1:{controller_port}",
             "log.dirs": f"{directory}/kafka",
         }
-        self.settings = {"jvm": " ".join(JVM), **KAFKA}
+        self.settings = {"jvm": " ".join(JVM), **wanted}
         file = Path(directory, "server.properties")
         file.write_text("".join(f"{k}={v}\n" for k, v in properties.items()))
-        command = java(Path(directory))
+        command = java(Path(directory), *with_jars)
         cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
         format_storage(command, cluster, str(file))
         self.errors = Path(directory, "kafka.err")
@@ -224,10 +235,13 @@ class Kafka(System):
                     ) from None
             time.sleep(0.1)
 
-    def create(self, topic: str, partitions: int = 1) -> None:
+    def create(
+        self, topic: str, partitions: int = 1, configs: Mapping[str, str] | None = None
+    ) -> None:
         from confluent_kafka.admin import NewTopic
 
-        self.admin.create_topics([NewTopic(topic, partitions, 1)])[topic].result(30)
+        made = NewTopic(topic, partitions, 1, config=dict(configs or {}))
+        self.admin.create_topics([made])[topic].result(30)
         deadline = time.monotonic() + 30  # until every partition has a leader
         while True:
             known = self.admin.list_topics(topic, timeout=10).topics[topic]
@@ -262,11 +276,13 @@ class Pair:
         self.both: tuple[System, System] = (kdirect, kafka)
 
     @contextmanager
-    def topic(self, name: str, partitions: int = 1) -> Iterator[str]:
+    def topic(
+        self, name: str, partitions: int = 1, configs: Mapping[str, str] | None = None
+    ) -> Iterator[str]:
         """A topic at both, deleted in the end."""
         full = f"{name}-{uuid.uuid4().hex[:6]}"
         for system in self.both:
-            system.create(full, partitions)
+            system.create(full, partitions, configs)
         try:
             yield full
         finally:
@@ -282,17 +298,14 @@ _directory = ""
 @contextmanager
 def pair() -> Iterator[Pair]:
     """Both brokers, started for the first row of a process that asks and stopped by `stop_all`."""
-    global _pair, _shared, _directory
+    global _pair
     if _pair is None:
-        _shared = ExitStack()
-        _directory = directory = tempfile.mkdtemp(prefix="kdirect-versus-", dir=tmpfs())
-        _shared.callback(shutil.rmtree, directory, ignore_errors=True)
+        where = directory()
         try:
-            os.sched_setaffinity(0, cores()[0])
-            kdirect = Kdirect(directory)
-            _shared.callback(kdirect.stop)
-            kafka = Kafka(directory)
-            _shared.callback(kafka.stop)
+            kdirect = Kdirect(where)
+            at_end(kdirect.stop)
+            kafka = Kafka(where)
+            at_end(kafka.stop)
         except BaseException:
             stop_all()
             raise
@@ -301,12 +314,20 @@ def pair() -> Iterator[Pair]:
 
 
 def directory() -> str:
-    """Where the brokers have their logs: on tmpfs, removed in the end."""
+    """Where brokers have their logs: on tmpfs, removed in the end.  From the first call on this
+    process is on the cores of clients."""
+    global _shared, _directory
+    if _shared is None:
+        _shared = ExitStack()
+        _directory = tempfile.mkdtemp(prefix="kdirect-versus-", dir=tmpfs())
+        _shared.callback(shutil.rmtree, _directory, ignore_errors=True)
+        os.sched_setaffinity(0, cores()[0])
     return _directory
 
 
 def at_end(callback: Any) -> None:
     """Have `callback` called before the brokers stop."""
+    directory()
     assert _shared is not None
     _shared.callback(callback)
 

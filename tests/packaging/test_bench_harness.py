@@ -40,6 +40,7 @@ NAMES += ["workload-generate", "slash-decode", "slash-engine", "slash-skew"]
 NAMES += ["slash-ysb", "slash-nb7", "slash-nb8", "slash-nb11", "slash-cm", "slash-ro"]
 NAMES += ["slash-empty", "slash-recovery", "slash-cold"]
 NAMES += ["tier-copy", "tier-fetch", "tier-direct", "tier-tail", "tier-rebuild"]
+NAMES += ["tier-backfill"]
 NAMES += ["spark-read-ceiling"]
 KEYS = ["row", "value", "unit", "against", "against_value", "ratio", "settings"]
 
@@ -88,12 +89,13 @@ def test_unknown_row_names_the_nearest(tmp_path: Path) -> None:
         "tier-direct",
         "tier-tail",
         "tier-rebuild",
+        pytest.param("tier-backfill", marks=pytest.mark.spark),
     ],
 )
 def test_quick_row_has_the_agreed_shape(
     row: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    if row.startswith("tier-"):
+    if row.startswith("tier-") and row != "tier-backfill":
         request.getfixturevalue("s3proxy_jars")
     target = tmp_path / "deep" / "out.json"
     run = bench("--rows", row, "--json", target, "--quick", "--seconds", 2)

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import jars_module
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 NAMES = [
     "produce-latency",
@@ -22,6 +24,7 @@ NAMES = [
     "end-to-end",
     "spark-read",
     "spark-available-now",
+    "tier-backfill",
     "spark-sink",
     "micro-batch",
     "event-delay",
@@ -66,7 +69,7 @@ def test_unknown_row_names_the_nearest(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_every_row_runs_on_both_systems(
-    broker_jars: list[Path], connector_jars: list[Path], tmp_path: Path
+    broker_jars: list[Path], tiered_jars: list[Path], connector_jars: list[Path], tmp_path: Path
 ) -> None:
     target = tmp_path / "out.json"
     run = versus("--rows", " ".join(NAMES), "--quick", "--seconds", 4, "--json", target)
@@ -152,6 +155,27 @@ def test_no_cluster_id_is_taken_for_an_option(cluster: str) -> None:
     arguments = run.stdout.splitlines()
     assert f"--cluster-id={cluster}" in arguments, run.stderr
     assert cluster not in arguments
+
+
+def test_a_jar_with_a_classifier_is_fetched_beside_the_one_without(tmp_path: Path) -> None:
+    """One module, two jars, in one call of Ivy: each is what its coordinates name."""
+    listed = jars_module()
+    every = {c: s for _, c, s in (x.split() for x in listed.LIST.read_text().splitlines())}
+    plain = "org.apache.kafka:kafka-storage:4.1.0"
+    lines = [f"two {c} {every[c]}\n" for c in (f"{plain}:test", plain)]
+    listed.LIST = tmp_path / "jars.txt"
+    listed.LIST.write_text("".join(lines))
+    run = in_bench(
+        "import pathlib, sys; from versus import jars;"
+        " jars.LIST = pathlib.Path(sys.argv[1]); print(*jars.jars('two'))",
+        listed.LIST, KDIRECT_JARS=tmp_path / "jars",
+    )  # fmt: skip
+    if "MissingJarsError" in run.stderr:
+        pytest.skip("the jars cannot be fetched from Maven Central")
+    assert run.returncode == 0, run.stderr
+    names = [Path(path).name for path in run.stdout.split()]
+    found = "org.apache.kafka-kafka-storage-4.1.0"
+    assert names == [f"{found}-test.jar", f"{found}.jar"]
 
 
 def test_a_jar_with_another_sum_is_not_used(tmp_path: Path) -> None:
