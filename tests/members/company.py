@@ -132,12 +132,12 @@ class Member:
             thief.close()
 
         servers, identity = _servers(self.client), self.client.client_id
-        expired, loop = self.membership.sessions_expired, asyncio.get_running_loop()
+        expired = self.membership.sessions_expired
         while self.membership.sessions_expired == expired:
             await asyncio.to_thread(steal)
-            end = loop.time() + NOTICED_WITHIN_S
-            while self.membership.sessions_expired == expired and loop.time() < end:
-                await asyncio.sleep(0.01)
+            for _ in range(100):
+                if self.membership.sessions_expired == expired:
+                    await asyncio.sleep(NOTICED_WITHIN_S / 100)
 
     async def ask(self, request: Any, timeout_s: float = WAIT_S) -> Answer:
         return await self.membership.ask(request, timeout_s)
