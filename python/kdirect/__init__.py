@@ -58,6 +58,7 @@ _ERRORS = (
     "NotEnoughReplicasAfterAppendError",
     "NotEnoughReplicasError",
     "NotLeaderError",
+    "NotOwnerError",
     "ObjectNotFoundError",
     "OffsetNotAvailableError",
     "OffsetOutOfRangeError",

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from kdirect.errors import ConfigError, KdirectError
+from kdirect.errors import ConfigError, KdirectError, NotOwnerError
 from kdirect.remote_options import BROKER_CREDENTIALS, store_properties
 
 Connect = Callable[[argparse.Namespace], Any]
@@ -79,6 +79,11 @@ def _sweep_parser(verbs: Any, client: argparse.ArgumentParser) -> argparse.Argum
     )
     parser.add_argument("--dry-run", action="store_true", help="only list them")
     parser.add_argument("--age-ms", type=int, help="default: remote.orphan.age.ms of the broker")
+    parser.add_argument(
+        "--owner",
+        metavar="INCARNATION",
+        help="the incarnation of another broker in whose stead this cluster owns the objects",
+    )
     return parser
 
 
@@ -88,7 +93,8 @@ def _rebuild_parser(verbs: Any, common: argparse.ArgumentParser) -> argparse.Arg
         parents=[common],
         help="make the log directories of a broker that has lost everything",
         description="Reads the broker's properties, lists the store and reads the footers. The"
-        " broker must not run, and its log directories must be empty.",
+        " broker must not run, and its log directories must be empty. The objects are taken over"
+        " from whichever broker had them.",
     )
     parser.add_argument("--config", metavar="FILE", help="the broker's properties file")
     parser.add_argument("--cluster-id", help="default: the only one in the store")
@@ -261,6 +267,7 @@ def _sweep(options: argparse.Namespace, session: Any, pairs: Pairs) -> int:
     sweep = Sweep(store, Known(*known), time.time_ns() // 1_000_000, age_ms)
     found = sweep.find()
     if found and not options.dry_run:
+        _require_owner(store, known[0], session, options.owner)
         segments = _known(session)[2]  # what was copied meanwhile is nobody's orphan
         found = sweep.delete(found, lambda segment_id: segment_id not in segments)
     for orphan in found:
@@ -268,6 +275,25 @@ def _sweep(options: argparse.Namespace, session: Any, pairs: Pairs) -> int:
     verb = "would be deleted" if options.dry_run else "deleted"
     print(f"{len(found)} objects {verb}", file=sys.stderr)
     return 0
+
+
+def _require_owner(store: Any, cluster_id: str, session: Any, owner: str | None) -> None:
+    """NotOwnerError unless the objects are of the brokers that were asked what they know."""
+    from kdirect.storage.ownership import FOLDER, newest_marker, owner_address
+
+    newest = newest_marker(store, f"{cluster_id}/{FOLDER}/")
+    if newest is None or newest.incarnation == owner:
+        return
+    where = owner_address(store, newest)
+    brokers = {f"{b.host}:{b.port}" for b in session.admin.describe_cluster().brokers}
+    if brokers.isdisjoint(where.split(",")):
+        raise NotOwnerError(
+            f"the objects of cluster {cluster_id} belong to a broker at"
+            f" {where or 'an unknown address'} (incarnation {newest.incarnation}), which is none of"
+            f" {', '.join(sorted(brokers))}",
+            hint="ask that one, by --broker; if it is the same, or is gone for good, give"
+            f" --owner {newest.incarnation}",
+        )
 
 
 def _known(session: Any) -> tuple[str, set[Any], set[Any]]:
@@ -286,7 +312,6 @@ def _rebuild(options: argparse.Namespace, pairs: Pairs) -> int:
     from kdirect.broker.config import BrokerConfig, read_properties
     from kdirect.broker.rebuilding import rebuild
     from kdirect.objects.store import ObjectStore
-    from kdirect.storage.rebuild import read_objects
 
     properties: dict[str, Any] = dict(read_properties(options.config)) if options.config else {}
     properties.update(pairs(options.settings, "--set"))
@@ -301,8 +326,7 @@ def _rebuild(options: argparse.Namespace, pairs: Pairs) -> int:
     )
     reports: list[str] = []
     cluster_id = options.cluster_id or _only_cluster(store)
-    topics = read_objects(store, cluster_id, reports.append)
-    records = rebuild(config, cluster_id, topics, reports.append)
+    topics, records = rebuild(config, cluster_id, store, reports.append)
     for report in reports:
         print(f"kdirect: {report}", file=sys.stderr)
     for topic in topics:

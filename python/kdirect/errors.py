@@ -193,6 +193,11 @@ class ObjectNotFoundError(RemoteStorageError):
     """An object store has no object with that key."""
 
 
+class NotOwnerError(RemoteStorageError):
+    """The objects of this cluster in an object store belong to another broker: its log directories
+    are a copy of this one's, say.  Nothing is copied or deleted there."""
+
+
 class UploadStoppedError(RemoteStorageError):
     """An upload was stopped by who began it; no object appeared."""
 

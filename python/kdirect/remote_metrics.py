@@ -35,6 +35,12 @@ REMOTE_ROWS: tuple[tuple[str, str, str], ...] = (
     ),
     ("remote_orphans", "objects", "Objects that nobody owned and that were deleted."),
     (
+        "remote_not_owner",
+        "flag",
+        "1 while the objects of this cluster belong to another broker, so that this one copies and"
+        " deletes nothing.",
+    ),
+    (
         "remote_copy_lag_bytes",
         "bytes",
         "Bytes of sealed segments that are not copied yet (RemoteCopyLagBytes).",

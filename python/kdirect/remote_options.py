@@ -87,8 +87,14 @@ REMOTE_BROKER_ROWS = (
     Option("remote.log.copy.timeout.ms", "ms", 300_000,
            "A copy of which the store takes nothing for so long is given up and begun again.",
            low=1),
+    Option("remote.log.storage.take.over", "str", None,
+           "An incarnation of another broker, as an error of this one names it, whose objects "
+           "this broker may take over: that one is gone for good, or a copy of this one. It means "
+           "nothing once it was taken over from (docs/tiered-storage.md)."),
     Option("remote.orphan.age.ms", "ms", 86_400_000,
-           "Objects of this cluster that no metadata names are deleted once they are this old.",
+           "For twice this time a copy that was given up may still turn up in the object store; "
+           "the broker looks for it, and deletes it, twice in this time. `kdirect remote sweep` "
+           "deletes what no metadata names once it is this old.",
            low=1),
     Option("remote.log.reader.threads", "int", 10,
            "Threads that read from the object store for Fetch.", low=1),

@@ -3,7 +3,7 @@ one another, which brokers belong to such a cluster, and the metadata topic itse
 
 from __future__ import annotations
 
-import os
+import json
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -31,6 +31,8 @@ from kdirect.format.remote_metadata import (
 from kdirect.format.schema import build
 from kdirect.log.partition import Partition
 from kdirect.model import TopicPartition
+from kdirect.storage import ownership, remote_logs
+from kdirect.storage.upload import key_of
 from tests.members import wire
 from tests.support import wait_until
 
@@ -312,24 +314,63 @@ def test_metadata_is_written_by_brokers_that_are_registered(members: Any) -> Non
     other.start()
 
 
-def test_orphans_are_swept_by_who_knows_all_of_their_metadata(members: Any) -> None:
+def test_a_copy_that_was_given_up_and_came_late_is_swept(members: Any) -> None:
+    """By who leads its metadata; an object of which the metadata never spoke is left alone."""
     cluster = members(2, remote_orphan_age_ms=2000)
+    cluster.create()
+    wait_until(lambda: all(TP in b.server.logs.partitions for b in cluster.brokers), "it is made")
+    topic_id = encode_id(cluster.partition(cluster.leader()).topic_id)
+    cluster_id = cluster.leader().server.logs.cluster_id
+    partition = cluster.store / cluster_id / f"t-{topic_id}" / "0"
+    partition.parent.mkdir(parents=True, exist_ok=True)
+    partition.write_bytes(b"a file where a folder has to be")
+    cluster.produce(400)
+    given_up: dict[Any, Any] = {}
+
+    def gave_up() -> bool:
+        for broker in cluster.brokers:
+            for found in list(broker.server.remote.table.partitions.values()):
+                given_up.update(found.given_up)
+        return bool(given_up)
+
+    errors = [b.statistics for b in cluster.brokers]
+    wait_until(lambda: any(s()["remote_copy_errors"] for s in errors), "a copy fails", 60)
+    partition.unlink()
+    wait_until(gave_up, "a copy is given up", 60)
+    cluster.settle()
+    known = set(cluster.objects())
+    segment = next(iter(given_up.values()))
+    late = cluster.store / key_of(segment, cluster_id)
+    late.write_bytes(b"of nobody")
+    unknown = late.with_name(f"{0:020}-{encode_id(uuid.uuid4())}.kseg")
+    unknown.write_bytes(b"of another cluster, for all that is known")
+    wait_until(lambda: not late.exists(), "it is swept", 30)
+    assert set(cluster.objects()) == known | {unknown}
+
+
+def test_a_cluster_stops_where_another_one_is_the_owner(
+    members: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The copy of a whole cluster, say, that has started since."""
+    monkeypatch.setattr(remote_logs, "OWNER_COPIES_S", 0.0)
+    monkeypatch.setattr(ownership, "LOST_FOR_S", 0.2)
+    cluster = members(2)
     cluster.create()
     cluster.produce(400)
     cluster.settle()
+    leader = cluster.leader()
+    folder = f"{leader.server.logs.cluster_id}/owners/"
+    assert len(ownership.markers(leader.server.remote.store, folder)) == 1
     known = set(cluster.objects())
-    some = next(iter(known))
-    orphan = some.with_name(f"{0:020}-{encode_id(uuid.uuid4())}.kseg")
-    orphan.write_bytes(b"nobody's")
-    old = time.time() - 3600
-    for path in (*known, orphan):
-        os.utime(path, (old, old))
-    foreign = some.parent.parent.with_name(f"u-{encode_id(uuid.uuid4())}") / "0" / orphan.name
-    foreign.parent.mkdir(parents=True)
-    foreign.write_bytes(b"of another cluster's topic, for all that is known")
-    os.utime(foreign, (old, old))
-    wait_until(lambda: not orphan.exists(), "it is swept", 30)
-    assert set(cluster.objects()) == known | {foreign}
+    foreign = cluster.store / folder / f"{99:020}-another"
+    foreign.write_text(json.dumps({"address": "elsewhere:9092"}))
+    cluster.produce(400)
+    wait_until(lambda: leader.statistics()["remote_not_owner"] == 1, "it stops", 30)
+    assert set(cluster.objects()) == known
+    foreign.unlink()
+    wait_until(lambda: set(cluster.objects()) > known, "it goes on", 30)
+    cluster.settle()
+    assert leader.statistics()["remote_not_owner"] == 0
 
 
 def test_the_topic_is_rewritten_when_most_of_it_is_dead(

@@ -95,18 +95,6 @@ def test_sweep_takes_orphans_only(tiers: TieredBroker, capsys: Any) -> None:
     assert tiers.objects() == sorted([*keys, *foreign])
 
 
-def test_the_broker_sweeps(place: Place, tmp_path: Path) -> None:
-    with tiered_broker(place, tmp_path / "log", remote_orphan_age_ms=1) as tiers:
-        tiers.create()
-        tiers.produce(0, RECORDS)
-        tiers.settle()
-        keys = tiers.objects()
-        orphan = keys[0][: -len(NOBODYS)] + NOBODYS
-        place.store().put(orphan, 4, [b"data"])
-        tiers.wait(lambda: tiers.objects() == keys, "the orphan stays")
-        assert tiers.figure("remote_orphans") == 1
-
-
 def test_inspect_shows_an_object(tiers: TieredBroker, capsys: Any) -> None:
     key = tiers.objects()[0]
     base, _, query = tiers.place.uri.partition("?")

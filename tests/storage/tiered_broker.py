@@ -40,6 +40,11 @@ def properties(place: Place, log_dir: Path, **more: Any) -> dict[str, Any]:
     }
 
 
+def object_keys(place: Place) -> list[str]:
+    """Without the markers of who owns them."""
+    return sorted(info.key for info in place.store().list() if "/owners/" not in info.key)
+
+
 class TieredBroker:
     """`place`: where its objects go."""
 
@@ -108,7 +113,7 @@ class TieredBroker:
         self.wait(settled, "it does not settle")
 
     def objects(self) -> list[str]:
-        return sorted(info.key for info in self.place.store().list())
+        return object_keys(self.place)
 
     def consume(self, start: int, count: int, **settings: Any) -> list[tuple[int, int]]:
         """(offset, number) of the records that a stock consumer gets."""
@@ -147,4 +152,13 @@ def tiered_broker(place: Place, log_dir: Path, **more: Any) -> Iterator[TieredBr
         yield TieredBroker(broker, place, log_dir)
 
 
-__all__ = ["SEGMENT_BYTES", "TIERED", "TOPIC", "TP", "TieredBroker", "properties", "tiered_broker"]
+__all__ = [
+    "SEGMENT_BYTES",
+    "TIERED",
+    "TOPIC",
+    "TP",
+    "TieredBroker",
+    "object_keys",
+    "properties",
+    "tiered_broker",
+]

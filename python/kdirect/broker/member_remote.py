@@ -22,8 +22,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from functools import partial
 from typing import Any
 
@@ -52,7 +53,6 @@ from kdirect.format.remote_metadata import (
     RemoteSegmentUpdate,
     SegmentState,
 )
-from kdirect.format.segment_object import SegmentIdentity
 from kdirect.log.clock import now_ms
 from kdirect.log.partition import Partition
 from kdirect.log.producer_state import unpack_snapshot
@@ -60,19 +60,22 @@ from kdirect.member.metadata import Metadata
 from kdirect.model import TopicPartition
 from kdirect.storage.followed_tiers import ends_at, producers_after, tiered_end
 from kdirect.storage.local_facts import local_log
+from kdirect.storage.ownership import Keeper
 from kdirect.storage.remote_logs import PartitionId
 from kdirect.storage.segment_states import Record
-from kdirect.storage.sweep import Known
 
 log = logging.getLogger("kdirect.storage")
 
 LEVEL_S = 3.0  # how long a follower waits for metadata before it is asked again
 FOLLOW_S = 0.2  # until followers count what has come
+KEEPER_S = 60.0  # longer than the metadata store is waited for
 
 
 class MemberRemoteStorage(RemoteStorage):
     """See the module.  Life: construct, `bind`, `start`, `joined` once the broker is registered,
     `leave` before connections end, `close`."""
+
+    _begins_alone = False
 
     def _open_metadata(self, appends: Appends, flusher: Flusher, files: FileThreads) -> Any:
         self._files = files
@@ -113,8 +116,12 @@ class MemberRemoteStorage(RemoteStorage):
         )
         self._start_threads()
 
+    def _keeper(self) -> Keeper:
+        return _ClusterKeeper(self._membership, self._loop)
+
     def joined(self) -> None:
         """The broker is registered and knows the cluster."""
+        self.ownership.serve()
         self._membership.subscribe(self._changed)
         self._logs.on_changed = lambda partition: soon(
             self._loop, self.partition_changed, partition
@@ -216,6 +223,9 @@ class MemberRemoteStorage(RemoteStorage):
     def _lead(self, tp: TopicPartition, partition: Partition, epoch: int) -> None:
         if tp.topic == REMOTE_METADATA_TOPIC:
             self._read.want(tp.partition)
+            if tp.partition == 0:
+                self.ownership.begin()
+                self.logs.own_soon()
             return
         self._leading[_id(partition)] = partition
         self.partition_changed(partition)
@@ -410,23 +420,11 @@ class MemberRemoteStorage(RemoteStorage):
         self._sweep_later()
         table, count = self.table, self._writer.partition_count
         owned = {index for index in range(count) if self._owns(index)}
-        if not owned or table.unreadable:  # such a record may tell of any object
+        if not owned:
             return
-        topics = {topic_id for topic_id, _ in (*table.partitions, *table.deleted)}
-        segments = {i for found in table.partitions.values() for i in found.segments}
-
-        def covers(identity: SegmentIdentity) -> bool:
-            return metadata_partition((identity.topic_id, identity.partition), count) in owned
-
-        known = Known(
-            self._logs.cluster_id, topics | {t.topic_id for t in self._topics}, segments, covers
-        )
-        self.logs.sweep(known, self._config["remote.orphan.age.ms"], self._is_unknown)
-
-    def _is_unknown(self, segment_id: uuid.UUID) -> bool:
-        """Any thread."""
-        found = list(self.table.partitions.values())
-        return not any(segment_id in metadata.segments for metadata in found)
+        given_up = table.given_up(lambda key: metadata_partition(key, count) in owned)
+        if given_up:
+            self.logs.sweep(given_up)
 
     def _rewrite_soon(self, index: int) -> None:
         """Rewrite a partition of the topic if most of it is dead."""
@@ -486,6 +484,32 @@ class MemberRemoteStorage(RemoteStorage):
         self._writer.close()
         for task in self._background:
             task.cancel()
+
+
+class _ClusterKeeper:
+    """In the metadata store.  What was read is remembered, so that it need not answer each time."""
+
+    def __init__(self, membership: Any, loop: asyncio.AbstractEventLoop) -> None:
+        self._membership, self._loop = membership, loop
+        self._known: list[str] = []
+
+    def knows(self, incarnation: str) -> bool:
+        if incarnation not in self._known:
+            self._known = self._ask(self._membership.remote_owners)
+        return incarnation in self._known
+
+    def remember(self, incarnations: Sequence[str]) -> None:
+        self._known = self._ask(partial(self._membership.add_remote_owners, incarnations))
+
+    def _ask(self, ask: Callable[[], asyncio.Future[list[str]]]) -> list[str]:
+        async def answer() -> list[str]:
+            return await ask()
+
+        future = asyncio.run_coroutine_threadsafe(answer(), self._loop)
+        try:
+            return future.result(KEEPER_S)
+        except FutureTimeoutError:
+            raise TimedOutError("this broker's event loop did not answer") from None
 
 
 def _id(partition: Partition) -> PartitionId:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 
 from kdirect.broker.cluster_view import ClusterView
 from kdirect.broker.config import BrokerConfig
@@ -31,13 +31,15 @@ from kdirect.log.partition import Partition
 from kdirect.log.producer_state import unpack_snapshot
 from kdirect.model import TopicPartition
 from kdirect.objects.store import ObjectStore
-from kdirect.storage.rebuild import RebuiltPartition, RebuiltTopic, read_partition
+from kdirect.storage.ownership import FileKeeper, take_by_force
+from kdirect.storage.rebuild import RebuiltPartition, RebuiltTopic, read_objects, read_partition
 from kdirect.storage.segment_states import PartitionMetadata
 from kdirect.wire.environment import SYSTEM
 
 log = logging.getLogger("kdirect.storage")
 
 APPEND_BYTES = 256 << 10
+REBUILDING = "kdirect remote rebuild"  # the owner's address meanwhile
 # What a topic gets whose own properties this broker does not take: nothing of it may be deleted.
 _FOR_EVER = {"remote.storage.enable": "true", "retention.ms": "-1", "retention.bytes": "-1"}
 
@@ -45,10 +47,11 @@ Report = Callable[[str], None]
 
 
 def rebuild(
-    config: BrokerConfig, cluster_id: str, topics: Sequence[RebuiltTopic], report: Report
-) -> int:
-    """Make the log directories; how many records the cluster has again.  `report` is told what was
-    changed.  ConfigError where the directories are not empty."""
+    config: BrokerConfig, cluster_id: str, store: ObjectStore, report: Report
+) -> tuple[list[RebuiltTopic], int]:
+    """Make the log directories; the topics, and how many records the cluster has again.  `report`
+    is told what was left out or changed.  Whoever had the objects before has them no longer, be it
+    running still.  ConfigError where the directories are not empty; errors of the store."""
     logs = LogManager(
         config["log.dirs"],
         LogConfig.from_broker(config),
@@ -61,6 +64,8 @@ def rebuild(
                 f"{', '.join(map(str, logs.log_dirs))} hold {len(logs.partitions)} partitions",
                 hint="rebuild into empty ones; what is there may be newer than the store",
             )
+        incarnations = take_by_force(store, cluster_id, REBUILDING)
+        topics = read_objects(store, cluster_id, report)
         view = ClusterView(
             config["node.id"],
             cluster_id=lambda: logs.cluster_id,
@@ -79,7 +84,8 @@ def rebuild(
         _write_metadata(registry, topics, count)
         for partition in logs.partitions.values():
             partition.flush()
-    return records
+        FileKeeper(logs.log_dirs).remember(incarnations)
+    return topics, records
 
 
 def _make_topic(registry: Registry, topic: RebuiltTopic, report: Report) -> None:

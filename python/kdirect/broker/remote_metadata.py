@@ -30,7 +30,6 @@ from kdirect.broker.state_topic import Row, StateTopic
 from kdirect.broker.topics import REMOTE_METADATA_TOPIC, Registry
 from kdirect.errors import FormatError, KdirectError
 from kdirect.format.remote_metadata import (
-    RemotePartitionDelete,
     RemoteSegment,
     SegmentState,
     pack_record,
@@ -41,7 +40,6 @@ from kdirect.log.clock import now_ms
 from kdirect.log.partition import Partition
 from kdirect.storage.remote_logs import PartitionId
 from kdirect.storage.segment_states import PartitionMetadata, Record
-from kdirect.storage.sweep import Known
 
 log = logging.getLogger("kdirect.storage")
 
@@ -58,12 +56,12 @@ def metadata_partition(record_of: PartitionId, count: int) -> int:
 
 
 class RemoteMetadataTable:
-    """What the records say; `StateTopic`'s table.  That a partition was deleted is remembered for
-    `remember_ms`: as long as an object of it may still turn up."""
+    """What the records say; `StateTopic`'s table.  That a partition was deleted, and that a try to
+    copy was given up, is remembered for `remember_ms`: as long as an object may still turn up."""
 
     def __init__(self, remember_ms: int) -> None:
         self.partitions: dict[PartitionId, PartitionMetadata] = {}
-        self.deleted: dict[PartitionId, RemotePartitionDelete] = {}
+        self.deleted: dict[PartitionId, PartitionMetadata] = {}
         self._remember_ms = remember_ms
         self.unreadable = 0
         self.topic_partitions = 1
@@ -76,12 +74,22 @@ class RemoteMetadataTable:
         if found.is_gone and found.deletion is not None:
             del self.partitions[key]
             self._forget_old()
-            self.deleted[key] = found.deletion
+            self.deleted[key] = found
+        elif record.state is SegmentState.DELETE_SEGMENT_FINISHED:
+            found.forget_given_up(now_ms() - self._remember_ms)
 
     def _forget_old(self) -> None:
         oldest = now_ms() - self._remember_ms
-        for key in [k for k, x in self.deleted.items() if x.event_timestamp_ms < oldest]:
+        for found in (*self.partitions.values(), *self.deleted.values()):
+            found.forget_given_up(oldest)
+        for key in [k for k, x in self.deleted.items() if _deleted_ms(x) < oldest]:
             del self.deleted[key]
+
+    def given_up(self, wanted: Callable[[PartitionId], bool]) -> list[RemoteSegment]:
+        """The tries that came to nothing, of the partitions that are `wanted`."""
+        self._forget_old()
+        every = (*self.partitions.items(), *self.deleted.items())
+        return [s for key, found in every if wanted(key) for s in found.given_up.values()]
 
     def apply(self, key: bytes | None, value: bytes | None) -> None:
         """See `kdirect.broker.state_topic.Table`; the key is told by the value."""
@@ -99,14 +107,11 @@ class RemoteMetadataTable:
 
     def records(self, index: int) -> Iterator[Record]:
         """The records of one partition of the topic that count."""
-        for key, found in self.partitions.items():
-            if metadata_partition(key, self.topic_partitions) == index:
-                yield from found.records()
-        oldest = now_ms() - self._remember_ms
-        for key, record in self.deleted.items():
-            if metadata_partition(key, self.topic_partitions) == index:
-                if record.event_timestamp_ms >= oldest:
-                    yield record
+        self._forget_old()
+        for some in (self.partitions, self.deleted):
+            for key, found in some.items():
+                if metadata_partition(key, self.topic_partitions) == index:
+                    yield from found.records()
 
     def live_rows(self, index: int) -> list[Row]:
         return [(record_key(record), pack_record(record)) for record in self.records(index)]
@@ -114,14 +119,18 @@ class RemoteMetadataTable:
     def live_count(self) -> int:
         if self.unreadable:
             return 1 << 62  # rewriting would lose what could not be read
-        segments = sum(2 * len(found.segments) + 2 for found in self.partitions.values())
-        return segments + len(self.deleted)
+        every = (*self.partitions.values(), *self.deleted.values())
+        return sum(2 * len(x.segments) + 3 * len(x.given_up) + 2 for x in every)
 
     def forget_partition(self, index: int) -> None:
         count = self.topic_partitions
         for some in (self.partitions, self.deleted):
             for key in [k for k in some if metadata_partition(k, count) == index]:
                 del some[key]
+
+
+def _deleted_ms(found: PartitionMetadata) -> int:
+    return 0 if found.deletion is None else found.deletion.event_timestamp_ms
 
 
 class RemoteMetadata:
@@ -173,16 +182,9 @@ class RemoteMetadata:
         the broker serves; KdirectError."""
         self._state.create()
 
-    def known(self, cluster_id: str) -> Known:
-        """What a sweep has to know."""
-        table = self.table
-        topics = {topic_id for topic_id, _ in (*table.partitions, *table.deleted)}
-        segments = {i for found in table.partitions.values() for i in found.segments}
-        return Known(cluster_id, topics | {t.topic_id for t in self._topics}, segments)
-
-    def knows(self, segment_id: uuid.UUID) -> bool:
-        """Is there metadata of the segment?  Any thread."""
-        return any(segment_id in found.segments for found in list(self.table.partitions.values()))
+    def segment_ids(self) -> set[uuid.UUID]:
+        """All segments that are there, come or go."""
+        return {i for found in self.table.partitions.values() for i in found.segments}
 
     def copied(self, where: PartitionId) -> list[RemoteSegment]:
         """The segments of a partition whose copies count."""

@@ -35,13 +35,16 @@ from kdirect.broker.topics import REMOTE_METADATA_TOPIC, Registry, Topic
 from kdirect.errors import LogError
 from kdirect.format.protocol import RequestHeader
 from kdirect.format.remote_metadata import RemotePartitionDelete, RemoteSegment
+from kdirect.format.segment_object import parse_key
 from kdirect.log.manager import INDEX_CACHE, LogManager
 from kdirect.log.partition import Partition
 from kdirect.objects.store import ObjectStore
 from kdirect.remote_options import BROKER_CREDENTIALS, store_properties
+from kdirect.storage.ownership import TAKE_OVER, FileKeeper, Keeper, Ownership
 from kdirect.storage.remote_logs import PartitionId, RemoteLogs, RemoteSettings
 from kdirect.storage.remote_reader import RemoteReader
 from kdirect.storage.segment_states import Record
+from kdirect.storage.sweep import REMEMBER_LEAST_MS
 
 log = logging.getLogger("kdirect.storage")
 
@@ -49,7 +52,10 @@ LEAST_SWEEP_S = 1.0
 
 
 class RemoteStorage:
-    """See the module.  Life: construct, `start` once the logs and topics are open, `close`."""
+    """See the module.  Life: construct, `start` once the logs and topics are open, `serving`,
+    `close`."""
+
+    _begins_alone = True  # an incarnation that owns what is in the store
 
     def __init__(
         self,
@@ -59,21 +65,27 @@ class RemoteStorage:
         appends: Appends,
         flusher: Flusher,
         files: FileThreads,
+        *,
+        address: Callable[[], str],
+        scope: str = "",
     ) -> None:
         self._config = config
+        self._address = address
+        self._scope = scope
         self._logs = logs
         self._topics = topics
         self.store = ObjectStore(
             config["remote.log.storage.uri"], store_properties(config, BROKER_CREDENTIALS)
         )
         self._partitions: int = config["rlmm.config.remote.log.metadata.topic.num.partitions"]
-        self._remember_ms: int = 2 * config["remote.orphan.age.ms"]
+        self._remember_ms = max(2 * config["remote.orphan.age.ms"], REMEMBER_LEAST_MS)
         self.metadata: Any = self._open_metadata(appends, flusher, files)
+        self.ownership: Ownership
         self.logs: RemoteLogs
         self.reader: RemoteReader
         self.locations: RemoteLocations
         self._led: set[PartitionId] = set()
-        self._marked: set[PartitionId] = set()  # deleted, as is on disk since the start
+        self._marked: set[PartitionId] = set()  # deleted, as is on disk
         self._told_deletion = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop  # of a timer
         self._timer: asyncio.TimerHandle | None = None
@@ -102,7 +114,9 @@ class RemoteStorage:
         self._start_threads()
         for record in self.metadata.records():
             self.logs.apply(record)
-        self.reader.retain(self.metadata.known(self._logs.cluster_id).segments)
+            if isinstance(record, RemotePartitionDelete):
+                self._marked.add((record.topic_id, record.partition))
+        self.reader.retain(self.metadata.segment_ids())
         for partition in list(self._logs.partitions.values()):
             if partition.is_tiered:
                 where = (partition.topic_id, partition.topic_partition.partition)
@@ -119,6 +133,16 @@ class RemoteStorage:
         self._topics.outlives_its_log = self._has_metadata
         self._sweep_later()
 
+    def serving(self) -> None:
+        """Clients can reach the broker: what it has in the store is its own, unless somebody else
+        says so."""
+        self.ownership.serve()
+        if self._topics.get(REMOTE_METADATA_TOPIC) is not None:
+            self.logs.own_soon()
+
+    def _keeper(self) -> Keeper:
+        return FileKeeper(self._logs.log_dirs)
+
     def _start_threads(self) -> None:
         config = self._config
         settings = RemoteSettings(
@@ -130,10 +154,20 @@ class RemoteStorage:
             copy_timeout_s=config["remote.log.copy.timeout.ms"] / 1000,
             copy_rate=config["remote.log.manager.copy.max.bytes.per.second"],
         )
+        self.ownership = Ownership(
+            self.store,
+            self._logs.cluster_id,
+            self._keeper(),
+            address=self._address,
+            scope=self._scope,
+            replaces=config[TAKE_OVER] or "",
+            begins=self._begins_alone,
+        )
         self.logs = RemoteLogs(
             self.store,
             self.metadata,
             settings,
+            ownership=self.ownership,
             partition_count=self._partition_count,
             deleted=lambda segment: self.reader.forget(segment),
             moved=self._log_start_moved,
@@ -168,7 +202,8 @@ class RemoteStorage:
         if not any(topics.log_config(topic).wants_remote for topic in topics):
             return
         # The store has to answer here.  What is lost is told by nothing else.
-        if next(self.store.list(f"{self._logs.cluster_id}/"), None) is not None:
+        listed = self.store.list(f"{self._logs.cluster_id}/")
+        if any(parse_key("", info.key) for info in listed):
             raise LogError(
                 f"{self.store.uri} has objects of this cluster, and {REMOTE_METADATA_TOPIC}, which"
                 " tells of them, is not in the log directories, or only a part of it",
@@ -278,10 +313,9 @@ class RemoteStorage:
 
     def _sweep(self) -> None:
         """Have a thread delete what nobody owns."""
-        known = self.metadata.known(self._logs.cluster_id)
-        if known.topics and not self.metadata.table.unreadable:  # which may tell of any object
-            age_ms = self._config["remote.orphan.age.ms"]
-            self.logs.sweep(known, age_ms, lambda segment_id: not self.metadata.knows(segment_id))
+        given_up = self.metadata.table.given_up(lambda where: True)
+        if given_up:
+            self.logs.sweep(given_up)
         self._sweep_later()
 
     # -- looking -----------------------------------------------------------------------------------
@@ -298,6 +332,7 @@ class RemoteStorage:
             "remote_delete_errors": counters.delete_errors,
             "remote_adopted": counters.adopted,
             "remote_orphans": counters.orphans,
+            "remote_not_owner": int(self.ownership.is_lost),
             "remote_copy_lag_bytes": sum(f.copy_lag_bytes for f in figures),
             "remote_copy_lag_segments": sum(f.copy_lag_segments for f in figures),
             "remote_delete_lag_bytes": sum(f.delete_lag_bytes for f in figures),

@@ -101,7 +101,7 @@ class BrokerServer:
         self.appends.appended = self.waiters.notify
         self.offsets = OffsetStore(self.topics, config, self.appends, self.files.admin)
         self.access: Any = self._rdma_access()
-        self.remote: Any = self._remote_storage()
+        self.remote: Any = self._remote_storage(layout)
         self.memory = RequestMemory(
             config.request_memory,
             lambda seconds, call: asyncio.get_running_loop().call_later(seconds, call),
@@ -152,7 +152,7 @@ class BrokerServer:
         access.on_append = self.waiters.notify_from_thread
         return access
 
-    def _remote_storage(self) -> Any:
+    def _remote_storage(self, layout: ClusterLayout | None) -> Any:
         """The RemoteStorage, where tiered storage is switched on; else None, and nothing of it is
         loaded."""
         if not self.config["remote.log.storage.system.enable"]:
@@ -166,7 +166,16 @@ class BrokerServer:
             from kdirect.broker.member_remote import MemberRemoteStorage
 
             made = MemberRemoteStorage
-        return made(self.config, self.logs, self.topics, self.appends, self.flusher, self.files)
+        return made(
+            self.config,
+            self.logs,
+            self.topics,
+            self.appends,
+            self.flusher,
+            self.files,
+            address=lambda: self.listeners.bootstrap_servers,
+            scope="" if layout is None else f"{self.config['node.id']}/",
+        )
 
     def _connection_context(self) -> ConnectionContext:
         return ConnectionContext(
@@ -284,6 +293,8 @@ class BrokerServer:
                 await self._listen(index, listener)
             if self.member is not None:
                 await self.member.join(self.listeners)
+            elif self.remote is not None:
+                self.remote.serving()
         except BaseException:
             await self._end_start()
             raise

@@ -15,6 +15,8 @@ path                                                   what it is; who writes it
 ``/admin/reassign_partitions``                         Kafka's old tools; the controller takes it
 ``/latest_producer_id_block``                          the block of ids given last; any broker
 ``/kdirect/changes``                                   what has changed of late; the controller
+``/kdirect/remote_owner``                              in which incarnations the cluster has owned
+                                                       its objects in remote storage; any broker
 =====================================================  ===========================================
 """
 
@@ -35,6 +37,7 @@ DELETIONS = "/admin/delete_topics"
 REASSIGNMENTS = "/admin/reassign_partitions"
 PRODUCER_ID_BLOCK = "/latest_producer_id_block"
 CHANGES = "/kdirect/changes"
+REMOTE_OWNER = "/kdirect/remote_owner"
 ALL_BROKERS = "<default>"  # below BROKER_CONFIGS: what holds for all brokers
 
 # Nodes that every broker makes sure of when it starts, parents first, and what is in them at first.

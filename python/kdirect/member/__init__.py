@@ -11,5 +11,6 @@ room, never the other way round.
 `membership`       this broker's part: one session after the other, and questions to the controller
 `forwarding`       questions to the controller, and answers, as bytes
 `producer_ids`     blocks of producer ids that no other broker gets
+`remote_owner`     in which incarnations the cluster has owned its objects in remote storage
 =================  =================================================================================
 """

@@ -20,9 +20,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from kdirect.cluster.image import Settings
 from kdirect.cluster.records import OWN, BrokerRegistration, Endpoint
@@ -53,6 +54,7 @@ from kdirect.member.peers import Peers
 from kdirect.member.picture import read_image
 from kdirect.member.producer_ids import Block, take_block
 from kdirect.member.registration import check_cluster
+from kdirect.member.remote_owner import add_incarnations, read_incarnations
 from kdirect.member.reports import Reports
 from kdirect.member.session import Hooks, Session
 from kdirect.model import TopicPartition
@@ -63,8 +65,10 @@ log = logging.getLogger("kdirect.member")
 
 TICK_S = 2.0
 MOST_LOST = 5000  # replicas that a registration names
-PRODUCER_IDS_S = 30.0  # how long a block of producer ids is waited for
+STORE_ANSWER_S = 30.0  # how long is waited for what others ask of the store
+NO_OWNER = "nothing came of who owns what is in remote storage"
 Callback = Callable[[Metadata, Metadata], None]
+_Result = TypeVar("_Result")
 
 
 def open_zookeeper(config: Mapping[str, Any]) -> MetadataStore:
@@ -261,7 +265,18 @@ class Membership:
     def producer_id_block(self, least: int = 0) -> asyncio.Future[Block]:
         """Producer ids from `least` on that no other broker gets.  TimedOutError: the store does
         not answer; CorruptMetadataError: its node is damaged."""
-        return self._spawn(self._producer_id_block(least))
+        work = partial(take_block, broker=self.node_id, least=least)
+        return self._spawn(self._from_store(work, "no block of producer ids came"))
+
+    def remote_owners(self) -> asyncio.Future[list[str]]:
+        """The incarnations in which the cluster has owned its objects in remote storage.  Errors as
+        above."""
+        return self._spawn(self._from_store(read_incarnations, NO_OWNER))
+
+    def add_remote_owners(self, incarnations: Sequence[str]) -> asyncio.Future[list[str]]:
+        """Add to them."""
+        work = partial(add_incarnations, incarnations=incarnations)
+        return self._spawn(self._from_store(work, NO_OWNER))
 
     @property
     def lost(self) -> asyncio.Future[None]:
@@ -518,10 +533,13 @@ class Membership:
         if self._session is not None:
             self._session.host.died(node_id)
 
-    # -- producer ids ------------------------------------------------------------------------------
+    # -- what others ask of the store --------------------------------------------------------------
 
-    async def _producer_id_block(self, least: int) -> Block:
-        deadline = self._environment.monotonic() + PRODUCER_IDS_S
+    async def _from_store(
+        self, work: Callable[[LoopStore], Coroutine[Any, Any, _Result]], failed: str
+    ) -> _Result:
+        """What `work` brings, begun again until the store answers."""
+        deadline = self._environment.monotonic() + STORE_ANSWER_S
         while (left_s := deadline - self._environment.monotonic()) > 0:
             session = self._session
             if session is None:
@@ -529,14 +547,11 @@ class Membership:
                 continue
             try:
                 await asyncio.wait_for(session.connected.wait(), min(left_s, TICK_S))
-                return await asyncio.wait_for(
-                    take_block(session.store, self.node_id, least), left_s
-                )
+                return await asyncio.wait_for(work(session.store), left_s)
             except (StoreLostError, asyncio.TimeoutError):
                 continue
         raise TimedOutError(
-            f"no block of producer ids came within {PRODUCER_IDS_S:g} s: the metadata store does"
-            " not answer",
+            f"{failed} within {STORE_ANSWER_S:g} s: the metadata store does not answer",
             hint="see the log of this broker, and ZooKeeper's",
         )
 

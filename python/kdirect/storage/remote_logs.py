@@ -48,12 +48,13 @@ from kdirect.objects.store import ObjectStore
 from kdirect.storage import remote_events as e
 from kdirect.storage.copy_rules import LocalLog, TierConfig
 from kdirect.storage.local_facts import local_log, put_on_disk, tier_config
+from kdirect.storage.ownership import Ownership
 from kdirect.storage.reader_threads import ReaderThreads
 from kdirect.storage.remote_events import Figures
 from kdirect.storage.remote_log import RemoteLog
 from kdirect.storage.remote_segments import Piece
 from kdirect.storage.segment_states import NO_SEGMENT, PartitionMetadata, Record
-from kdirect.storage.sweep import Known, Sweep
+from kdirect.storage.sweep import delete_given_up
 from kdirect.storage.throttle import UNLIMITED, Throttle
 from kdirect.storage.topic_section import TopicSection
 from kdirect.storage.upload import (
@@ -72,6 +73,9 @@ TAIL_GUESS_BYTES = 64 << 10
 CLOSE_TIMEOUT_S = 2.0
 LONGEST_WAIT_S = 0.5  # then it is asked again whether the upload is wanted
 MOST_COMPLAINTS = 1000  # whose times are remembered
+# How long ago it was seen that the objects are this broker's, before it copies or deletes.
+OWNER_COPIES_S = 60.0
+OWNER_DELETES_S = 10.0
 # Topic id and partition.
 PartitionId: TypeAlias = tuple[uuid.UUID, int]
 
@@ -140,6 +144,7 @@ class RemoteLogs:
         metadata: MetadataLog,
         settings: RemoteSettings,
         *,
+        ownership: Ownership,
         partition_count: Callable[[str], int],
         deleted: Callable[[RemoteSegment], None] = lambda segment: None,
         moved: Callable[[Partition], None] = lambda partition: None,
@@ -147,6 +152,7 @@ class RemoteLogs:
     ) -> None:
         self.store = store
         self.settings = settings
+        self.ownership = ownership
         self.throttle = Throttle(settings.copy_rate)
         self.counters = RemoteCounters()
         self._metadata = metadata
@@ -372,7 +378,10 @@ class RemoteLogs:
             return
         if isinstance(effect, e.Write):
             record = effect.record
-            if found.ended.is_set() and isinstance(record, RemoteSegment):
+            unwanted = found.ended.is_set() or self.ownership.is_lost
+            if unwanted and isinstance(record, RemoteSegment):
+                if not found.ended.is_set():
+                    self.own_soon()
                 return self._tell(found, e.Unrecorded(record))
             reached(f"before {_name(record)}")
             self._metadata.write(record, lambda done: self._written(found, record, done))
@@ -493,6 +502,8 @@ class RemoteLogs:
         stop: threading.Event,
         under_way: RunningUpload,
     ) -> TailPlace:
+        self.ownership.require(OWNER_COPIES_S)
+        under_way.heard_at = time.monotonic()
         sealed = next(
             (s for s in partition.sealed_segments() if s.base_offset == segment.base_offset), None
         )
@@ -520,6 +531,19 @@ class RemoteLogs:
         except KdirectError as error:
             self._complain("deletion of an object that came late", error)
 
+    # -- whose objects they are --------------------------------------------------------------------
+
+    def own_soon(self) -> None:
+        """See, on a thread, whether the objects are this broker's."""
+        self._submit(self._expirers, self._own)
+
+    def _own(self) -> None:
+        try:
+            self.ownership.require(OWNER_COPIES_S)
+        except (KdirectError, OSError) as error:
+            if not self._closed:
+                self._complain(f"owner of {self.store.uri}", error)
+
     # -- objects that are there --------------------------------------------------------------------
 
     def _check(self, found: _Log, segment: RemoteSegment) -> None:
@@ -527,6 +551,7 @@ class RemoteLogs:
         key = key_of(segment, self.settings.cluster_id)
         result = e.Checked(segment.segment_id, e.Found.UNKNOWN)
         try:
+            self.ownership.require(OWNER_COPIES_S)
             size = self.store.size(key)
             result = result._replace(found=e.Found.UNSOUND)
             if size is not None:
@@ -543,7 +568,7 @@ class RemoteLogs:
                     self.counters.adopted += 1
         except (CorruptObjectError, UnsupportedFormatError, ObjectNotFoundError) as error:
             self._complain(f"object {key} is not counted", error)
-        except KdirectError as error:
+        except (KdirectError, OSError) as error:
             result = result._replace(found=e.Found.UNKNOWN)
             self._complain(f"look at object {key}", error)
         self._tell(found, result)
@@ -553,10 +578,12 @@ class RemoteLogs:
         done = True
         reached("before the DELETE")
         try:
+            self.ownership.require(OWNER_DELETES_S)
             self.store.delete(key_of(segment, self.settings.cluster_id))
-        except KdirectError as error:
-            self.counters.delete_errors += 1
-            self._complain(f"deletion in {self.store.uri}", error)
+        except (KdirectError, OSError) as error:
+            if not self._closed:
+                self.counters.delete_errors += 1
+                self._complain(f"deletion in {self.store.uri}", error)
             done = False
         reached("after the DELETE")
         if done:
@@ -577,17 +604,17 @@ class RemoteLogs:
 
     # -- orphans -----------------------------------------------------------------------------------
 
-    def sweep(self, known: Known, age_ms: int, still_unknown: Callable[[uuid.UUID], bool]) -> None:
-        """Delete the objects of this cluster that nobody owns, on a thread."""
-        self._submit(self._expirers, partial(self._sweep, known, age_ms, still_unknown))
+    def sweep(self, given_up: list[RemoteSegment]) -> None:
+        """Delete what tries that came to nothing have stored after all, on a thread."""
+        self._submit(self._expirers, partial(self._sweep, given_up))
 
-    def _sweep(self, known: Known, age_ms: int, still_unknown: Callable[[uuid.UUID], bool]) -> None:
+    def _sweep(self, given_up: list[RemoteSegment]) -> None:
         try:
-            sweep = Sweep(self.store, known, self._time_ms(), age_ms)
-            for orphan in sweep.delete(sweep.find(), still_unknown):
+            self.ownership.require(0)
+            for key in delete_given_up(self.store, self.settings.cluster_id, given_up):
                 self.counters.orphans += 1
-                log.info("deleted %s, which nobody owned", orphan.key)
-        except KdirectError as error:
+                log.info("deleted %s, which nobody owned", key)
+        except (KdirectError, OSError) as error:
             self._complain(f"sweep of {self.store.uri}", error)
 
     # -- looking -----------------------------------------------------------------------------------
@@ -646,6 +673,7 @@ class RemoteLogs:
         """End the threads.  What is under way is not waited for longer than a moment: it is found
         at the next start, as after a crash."""
         self._closed = True
+        self.ownership.close()
         for _, found in self._items():
             found.ended.set()
         with self._woken:

@@ -59,10 +59,15 @@ def epoch_of(record: RemoteSegment | RemoteSegmentUpdate) -> int:
 
 class PartitionMetadata:
     """The metadata of one partition, for who keeps the topic: records in, and out again the fewest
-    that say the same."""
+    that say the same.
+
+    `given_up`: tries to copy that came to nothing, with the time of their last record.  What such a
+    try was uploading may still be stored, long after everything was cleaned up; that its id was
+    given up is the only proof that the object is nobody's (`kdirect.storage.sweep`)."""
 
     def __init__(self) -> None:
         self.segments: dict[uuid.UUID, RemoteSegment] = {}
+        self.given_up: dict[uuid.UUID, RemoteSegment] = {}
         self.deletion: RemotePartitionDelete | None = None
         self._fence: RemoteSegmentUpdate | None = None
         self._newest_epoch = NO_EPOCH
@@ -72,6 +77,8 @@ class PartitionMetadata:
         if isinstance(record, RemotePartitionDelete):
             self.deletion = record
             if record.state is PartitionDeleteState.DELETE_PARTITION_FINISHED:
+                for segment in self.segments.values():
+                    self._give_up(replace(segment, state=_S.DELETE_SEGMENT_FINISHED))
                 self.segments.clear()
             return
         epoch = epoch_of(record)
@@ -79,7 +86,8 @@ class PartitionMetadata:
             return
         self._newest_epoch = max(epoch, self._newest_epoch)
         if isinstance(record, RemoteSegment):
-            self.segments.setdefault(record.segment_id, record)
+            if record.segment_id not in self.given_up:
+                self.segments.setdefault(record.segment_id, record)
         elif record.segment_id == NO_SEGMENT:
             self._fence = record
         else:
@@ -91,8 +99,21 @@ class PartitionMetadata:
             return
         if update.state is _S.DELETE_SEGMENT_FINISHED:
             del self.segments[update.segment_id]
+            self._give_up(updated(segment, update))
         else:
             self.segments[update.segment_id] = updated(segment, update)
+
+    def _give_up(self, segment: RemoteSegment) -> None:
+        """All of a segment is gone: remember it if its upload was never seen to end."""
+        custom = parse_custom_metadata(segment.custom)
+        if custom is None or custom.tail is None:
+            self.given_up[segment.segment_id] = segment
+
+    def forget_given_up(self, before_ms: int) -> None:
+        """Nothing of them is stored any more."""
+        old = [i for i, s in self.given_up.items() if s.event_timestamp_ms < before_ms]
+        for segment_id in old:
+            del self.given_up[segment_id]
 
     @property
     def newest_epoch(self) -> int:
@@ -111,27 +132,29 @@ class PartitionMetadata:
     def records(self) -> Iterator[Record]:
         """Of a segment the record of its beginning, then that of its present state.  Those of older
         leader epochs come first, or whoever applies them would leave them out."""
-        if self.is_gone:
-            return
-        for segment in sorted(self.segments.values(), key=epoch_of):
-            if segment.state is _S.COPY_SEGMENT_STARTED:
-                yield segment
-                continue
+        for segment in sorted((*self.segments.values(), *self.given_up.values()), key=epoch_of):
             yield replace(segment, state=_S.COPY_SEGMENT_STARTED)
-            yield RemoteSegmentUpdate(
-                topic=segment.topic,
-                topic_id=segment.topic_id,
-                partition=segment.partition,
-                segment_id=segment.segment_id,
-                broker_id=segment.broker_id,
-                event_timestamp_ms=segment.event_timestamp_ms,
-                custom=segment.custom,
-                state=segment.state,
-            )
-        if self._fence is not None:
+            if segment.state is _S.DELETE_SEGMENT_FINISHED:
+                yield _update_to(segment, _S.DELETE_SEGMENT_STARTED)
+            if segment.state is not _S.COPY_SEGMENT_STARTED:
+                yield _update_to(segment, segment.state)
+        if self._fence is not None and not self.is_gone:
             yield self._fence
         if self.deletion is not None:
             yield self.deletion
+
+
+def _update_to(segment: RemoteSegment, state: SegmentState) -> RemoteSegmentUpdate:
+    return RemoteSegmentUpdate(
+        topic=segment.topic,
+        topic_id=segment.topic_id,
+        partition=segment.partition,
+        segment_id=segment.segment_id,
+        broker_id=segment.broker_id,
+        event_timestamp_ms=segment.event_timestamp_ms,
+        custom=segment.custom,
+        state=state,
+    )
 
 
 __all__ = [

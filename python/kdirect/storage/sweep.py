@@ -1,11 +1,17 @@
 """Objects that nobody owns: uploads whose broker died, or that were given up and ended after all.
 
-Pure, but for `Sweep`, which lists and deletes.  A key says which cluster, topic and partition an
-object belongs to, and which try to copy it was.  An object is an orphan if it is of this cluster,
-of a topic that this cluster knows or has deleted, of a try that the metadata does not know, and
-older than ``remote.orphan.age.ms``: a younger one may be an upload whose metadata is on its way.
-Everything else is left alone: objects of other clusters, of topics that this cluster has never
-heard of, and what is no object of kdirect at all.
+**By itself a broker deletes only what it has given up.**  A record of the metadata precedes every
+upload, so a broker knows each try of its own, and remembers those that came to nothing for as long
+as their objects may still turn up (`PartitionMetadata.given_up`).  That the metadata does not know
+an object proves nothing: the metadata may be an older copy, or that of a broker that was cloned,
+and the object another one's.
+
+**By hand** (`Sweep`, for ``kdirect remote sweep``) whatever the metadata does not know may go.  A
+key says which cluster, topic and partition an object belongs to, and which try to copy it was.  An
+object is an orphan if it is of this cluster, of a topic that this cluster knows or has deleted, of
+a try that the metadata does not know, and older than ``remote.orphan.age.ms``: a younger one may be
+an upload whose metadata is on its way.  Everything else is left alone: objects of other clusters,
+of topics that this cluster has never heard of, and what is no object of kdirect at all.
 """
 
 from __future__ import annotations
@@ -14,8 +20,25 @@ import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import NamedTuple
 
+from kdirect.format.remote_metadata import RemoteSegment
 from kdirect.format.segment_object import SegmentIdentity, parse_key
 from kdirect.objects.store import ObjectInfo, ObjectStore
+from kdirect.storage.upload import key_of
+
+# Tries that came to nothing are remembered for so long at least.
+REMEMBER_LEAST_MS = 3_600_000
+
+
+def delete_given_up(
+    store: ObjectStore, cluster_id: str, given_up: Iterable[RemoteSegment]
+) -> Iterator[str]:
+    """Delete the objects of tries that came to nothing, where one has turned up; their keys.
+    Errors of the store."""
+    for segment in given_up:
+        key = key_of(segment, cluster_id)
+        if store.size(key) is not None:
+            store.delete(key)
+            yield key
 
 
 class Orphan(NamedTuple):
@@ -28,13 +51,11 @@ class Orphan(NamedTuple):
 
 
 class Known(NamedTuple):
-    """What the metadata knows: topics, and segments that are there, come or go.  `covers`: does it
-    know all of an object's partition?"""
+    """What the metadata knows: topics, and segments that are there, come or go."""
 
     cluster_id: str
     topics: Collection[uuid.UUID]
     segments: Collection[uuid.UUID]
-    covers: Callable[[SegmentIdentity], bool] = lambda identity: True
 
 
 def orphans(
@@ -50,8 +71,6 @@ def orphans(
         if identity.cluster_id != known.cluster_id or identity.topic_id not in known.topics:
             continue
         if identity.segment_id in known.segments or found.modified_ms < 0:
-            continue
-        if not known.covers(identity):
             continue
         if now_ms - found.modified_ms > age_ms:
             yield Orphan(found.key, found.size, found.modified_ms, identity)
@@ -82,4 +101,4 @@ class Sweep(NamedTuple):
         return deleted
 
 
-__all__ = ["Known", "Orphan", "Sweep", "orphans"]
+__all__ = ["Known", "Orphan", "Sweep", "delete_given_up", "orphans"]
