@@ -4,8 +4,9 @@ Law: pure.  The planner asks the broker where records lie, once a query or micro
 it in (`kdirect_spark.broker_view`).
 
 One topic partition with a hundred remote segments is read by up to a hundred tasks, each of which
-knows its objects: no task asks the broker for them.  Objects that are small are read by one task
-together, up to `LEAST_BYTES`.
+knows its objects: no task asks the broker for them.  A task costs Spark 10 to 20 ms of CPU time, in
+which it could read half of 64 MiB: small objects are read by one task together, as long as there
+are `TASKS` of them.
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ from typing import Protocol
 from kdirect.model import TopicPartition
 from kdirect_spark.offsets import OffsetRange, split
 
-LEAST_BYTES = 4 << 20  # of log in one task, if the objects of a range have as much
+# Of log in one task, about, if the objects of its partition have as much.  The larger one is what
+# Spark puts into a task from files (spark.sql.files.maxPartitionBytes).
+LEAST_BYTES, MOST_BYTES = 4 << 20, 128 << 20
+TASKS = 16  # and more: a query over less than as many times `MOST_BYTES` has smaller ones
 
 
 class Place(Protocol):
@@ -52,6 +56,8 @@ def split_at_objects(
     partition stays whole.  Without `by_object` the ranges are not split.  `places` of a partition
     follow each other without a gap, and the first one holds the start of the range."""
     out: list[LocatedRange] = []
+    ranges = list(ranges)
+    wanted = _bytes_of_a_task(ranges, places)
     for whole in ranges:
         if not by_object:
             out.append(LocatedRange(whole, tuple(places.get(whole.topic_partition, ()))))
@@ -63,11 +69,12 @@ def split_at_objects(
                 continue
             if place.base_offset >= whole.stop or (place.base_offset > start and not held):
                 break
-            held.append(place)
-            end = min(place.end_offset, whole.stop)
-            if sum(p.log_bytes for p in held) >= LEAST_BYTES:
+            # As near to what is wanted as whole objects come: those of full segments lack a little.
+            if held and sum(p.log_bytes for p in held) + place.log_bytes / 2 > wanted:
+                end = held[-1].end_offset
                 out.append(LocatedRange(_part(whole, start, end), tuple(held)))
                 start, held = end, []
+            held.append(place)
         if held:
             end = min(held[-1].end_offset, whole.stop)
             out.append(LocatedRange(_part(whole, start, end), tuple(held)))
@@ -94,6 +101,18 @@ def split_further(
     return out
 
 
+def _bytes_of_a_task(
+    ranges: Iterable[OffsetRange], places: Mapping[TopicPartition, Sequence[Place]]
+) -> int:
+    total = sum(
+        place.log_bytes
+        for x in ranges
+        for place in places.get(x.topic_partition, ())
+        if place.base_offset < x.stop and place.end_offset > x.start
+    )
+    return min(max(total // TASKS, LEAST_BYTES), MOST_BYTES)
+
+
 def _part(whole: OffsetRange, start: int, stop: int) -> OffsetRange:
     return OffsetRange(whole.topic_partition, start, stop)
 
@@ -106,4 +125,12 @@ def _holds(whole: OffsetRange, piece: OffsetRange) -> bool:
     )
 
 
-__all__ = ["LEAST_BYTES", "LocatedRange", "Place", "split_at_objects", "split_further"]
+__all__ = [
+    "LEAST_BYTES",
+    "MOST_BYTES",
+    "TASKS",
+    "LocatedRange",
+    "Place",
+    "split_at_objects",
+    "split_further",
+]

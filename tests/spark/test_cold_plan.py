@@ -9,7 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kdirect.model import TopicPartition
-from kdirect_spark.cold_plan import LEAST_BYTES, LocatedRange, split_at_objects, split_further
+from kdirect_spark.cold_plan import (
+    LEAST_BYTES,
+    MOST_BYTES,
+    TASKS,
+    LocatedRange,
+    split_at_objects,
+    split_further,
+)
 from kdirect_spark.offsets import OffsetRange
 
 TP = TopicPartition("t", 0)
@@ -46,6 +53,24 @@ def test_small_objects_share_a_task():
     assert shown(located) == [(0, 20, 2), (20, 40, 2), (40, 50, 1), (50, 60, 0)]
 
 
+def test_a_large_query_has_larger_tasks_and_enough_of_them():
+    """Full segments are a little smaller than their limit, and each pair of them is a task."""
+    half = objects(*range(10, 10 * 4 * TASKS + 1, 10), size=MOST_BYTES // 2 - 100)
+    located = split_at_objects([OffsetRange(TP, 0, 10 * 4 * TASKS)], {TP: half})
+    assert shown(located) == [(i * 20, i * 20 + 20, 2) for i in range(2 * TASKS)]
+    # A sixteenth of it is a task, whether it is of one topic partition or of several.
+    every = [TopicPartition("t", n) for n in range(4)]
+    ranges = [OffsetRange(tp, 0, 10 * TASKS) for tp in every]
+    few = objects(*range(10, 10 * TASKS + 1, 10), size=LEAST_BYTES * 2)
+    located = split_at_objects(ranges, dict.fromkeys(every, few))
+    assert len(located) == TASKS and {len(x.places) for x in located} == {4}
+    # What is not read does not count.
+    located = split_at_objects([OffsetRange(TP, 5, 25)], {TP: few})
+    assert shown(located) == [(5, 10, 1), (10, 20, 1), (20, 25, 1)]
+    large = objects(10, 20, 30, size=8 * MOST_BYTES)
+    assert len(split_at_objects([OffsetRange(TP, 0, 30)], {TP: large})) == 3
+
+
 def test_what_nobody_has_located_stays_whole():
     other = TopicPartition("other", 1)
     ranges = [OffsetRange(TP, 0, 100), OffsetRange(other, 5, 9)]
@@ -57,7 +82,7 @@ def test_what_nobody_has_located_stays_whole():
 
 @given(
     spans=st.lists(st.integers(1, 50), min_size=1, max_size=12),
-    sizes=st.lists(st.integers(1, 2 * LEAST_BYTES), min_size=12, max_size=12),
+    sizes=st.lists(st.integers(1, 2 * MOST_BYTES), min_size=12, max_size=12),
     tail=st.integers(0, 100),
     start=st.integers(0, 100),
     least=st.none() | st.integers(1, 40),
