@@ -224,8 +224,39 @@ def _verify(options: argparse.Namespace, session: Any, pairs: Pairs) -> int:
             _show(options, key=key, finding=finding)
         if options.json and not findings:
             _show(options, key=key, finding=None)
-    print(f"{checked} objects, {damaged} damaged", file=sys.stderr)
-    return 1 if damaged else 0
+    gaps = 0
+    for named, finding in _gaps(options, session, store, cluster_id):
+        gaps += 1
+        _show(options, key=named, finding=finding)
+    said = f"{checked} objects, {damaged} damaged"
+    print(said + (f", {gaps} gaps" if gaps else ""), file=sys.stderr)
+    return 1 if damaged or gaps else 0
+
+
+def _gaps(
+    options: argparse.Namespace, session: Any, store: Any, cluster_id: str
+) -> Iterator[tuple[str | None, str]]:
+    """Offsets that no remote segment has, between two that are there; with the key of an object
+    that begins there and that the metadata does not name, if there is one."""
+    from kdirect.format.remote_metadata import SegmentState
+    from kdirect.format.segment_object import object_key, parse_key
+    from kdirect.storage.remote_segments import RemoteSegments
+
+    logs: dict[tuple[Any, int], RemoteSegments] = {}
+    for segment in _segments(options, session):
+        if segment.state is SegmentState.COPY_SEGMENT_FINISHED:
+            logs.setdefault((segment.topic_id, segment.partition), RemoteSegments()).add(segment)
+    for segments in logs.values():
+        some = next(iter(segments))
+        for start, end in segments.gaps():
+            folder = object_key("", _identity(some, cluster_id), 0).rpartition("/")[0]
+            there = [(i.key, parse_key("", i.key)) for i in store.list(f"{folder}/")]
+            keys = [k for k, parsed in there if parsed is not None and start <= parsed[1] < end]
+            missing = f"{some.topic}-{some.partition} lacks offsets {start} to {end - 1}"
+            if not keys:
+                yield None, f"{missing}: there is no object"
+            for key in keys:
+                yield key, f"{missing}: the metadata does not name the object, or it is damaged"
 
 
 def _findings(store: Any, segment: Any, key: str) -> list[str]:

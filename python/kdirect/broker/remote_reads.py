@@ -18,7 +18,12 @@ from kdirect.broker.answers import Answer
 from kdirect.broker.failures import explain
 from kdirect.broker.remote_locations import Wanted
 from kdirect.broker.remote_requests import RemoteRead, RemoteRecords, Times
-from kdirect.errors import OffsetOutOfRangeError, RemoteStorageError, TimedOutError
+from kdirect.errors import (
+    CorruptObjectError,
+    OffsetOutOfRangeError,
+    RemoteStorageError,
+    TimedOutError,
+)
 from kdirect.format.datapath import Fetched
 from kdirect.format.protocol import ErrorCode, RequestHeader
 from kdirect.log.partition import Partition
@@ -74,7 +79,15 @@ class RemoteReads:
         start = read.partition.log_start_offset
         if read.offset < start:  # it was deleted meanwhile
             return found._replace(error=ErrorCode.OFFSET_OUT_OF_RANGE, log_start_offset=start)
-        if isinstance(error, OffsetOutOfRangeError):  # it is there, or the log is damaged
+        gap = self._remote.gap(read.partition, read.offset)
+        if isinstance(error, OffsetOutOfRangeError) and gap is not None:
+            error = CorruptObjectError(
+                f"{name}-{found.partition} lacks offsets {gap[0]} to {gap[1] - 1}: the object that"
+                " had them is damaged or gone",
+                hint="`kdirect remote verify` names it; restore it and rebuild, or read on from"
+                f" offset {gap[1]}",
+            )
+        elif isinstance(error, OffsetOutOfRangeError):  # it is there, or the log is damaged
             error = RemoteStorageError(
                 f"no metadata names a remote segment with offset {read.offset} of"
                 f" {name}-{found.partition}",

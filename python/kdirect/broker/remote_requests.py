@@ -43,6 +43,9 @@ class RemoteRecords(Protocol):
         """(offset, timestamp) of the first remote record of that time or later, MAX_TIMESTAMP: of
         the largest.  None also where only the local log can have it."""
 
+    def gap(self, partition: Partition, offset: int, /) -> tuple[int, int] | None:
+        """The offsets around `offset` that are lost, between remote segments that are there."""
+
     def end_offset(self, partition: Partition, /) -> int:
         """The offset after the last one in remote storage, -1: there is none."""
 

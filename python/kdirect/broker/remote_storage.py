@@ -291,6 +291,10 @@ class RemoteStorage:
             self._finder(partition), timestamp, start, dense_from=partition.dense_from
         )
 
+    def gap(self, partition: Partition, offset: int) -> tuple[int, int] | None:
+        """See `RemoteLogs.gap`."""
+        return self.logs.gap(partition.topic_id, partition.topic_partition.partition, offset)
+
     def locate(self, header: RequestHeader, wanted: Wanted) -> Answer:
         """See `RemoteLocations.answer`."""
         return self.locations.answer(header, wanted)

@@ -149,8 +149,9 @@ def untiered_bytes(local: LocalLog, tiered_end: int) -> int:
 
 
 def _spans(local: LocalLog, remote: RemoteSegments, start: int) -> Iterator[Span]:
-    """The log from `start` on in spans that retention keeps or drops, as far as it is sealed,
-    committed and without a gap."""
+    """The log from `start` on in spans that retention keeps or drops, as far as it is sealed and
+    committed.  A gap among remote segments (a damaged object was left out when the metadata was
+    made again) is a span of no bytes that is older than all: nothing stays for it."""
     offset = start
     while True:
         segment = remote.at(offset)
@@ -163,9 +164,13 @@ def _spans(local: LocalLog, remote: RemoteSegments, start: int) -> Iterator[Span
             span = Span(segment.end_offset, size, newest)
         else:
             found = next((s for s in local.sealed if s.base_offset <= offset < s.end_offset), None)
-            if found is None or found.size == 0:
+            gap = None if found is not None else remote.gap(offset)
+            if gap is not None and gap[1] <= local.local_start_offset:
+                span = Span(gap[1], 0, 0)
+            elif found is None or found.size == 0:
                 return
-            span = Span(found.end_offset, found.size, found.newest_ms)
+            else:
+                span = Span(found.end_offset, found.size, found.newest_ms)
         if span.end_offset > local.stable_offset:
             return
         yield span

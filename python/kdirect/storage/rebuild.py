@@ -8,10 +8,14 @@ it all: what is left out is an orphan from then on.
 
 Where several segments hold an offset, the one of the newest leader epoch counts, then the one that
 reaches furthest: an unclean election may have left copies of records that the log lost.
+
+The log starts at the first offset that is there.  What is missing between (an object that is
+damaged or gone) is a gap of the log, which is named: nothing that is sound is given up for it.
 """
 
 from __future__ import annotations
 
+import itertools
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -58,13 +62,14 @@ class _Found(NamedTuple):
 @dataclass(slots=True)
 class RebuiltPartition:
     """One partition.  `epochs`: (leader epoch, first offset) ascending; `producers`: the producer
-    snapshot at `end_offset`."""
+    snapshot at `end_offset`; `gaps`: (first, end) of offsets that no segment has."""
 
     segments: list[RemoteSegment]
     log_start_offset: int
     end_offset: int
     epochs: list[tuple[int, int]]
     producers: bytes
+    gaps: list[tuple[int, int]]
 
 
 @dataclass(slots=True)
@@ -85,7 +90,13 @@ def read_objects(store: ObjectStore, cluster_id: str, report: Report) -> list[Re
     for each in found:
         by_topic.setdefault(each.footer.identity.topic_id, []).append(each)
     topics = [_topic(objects) for objects in by_topic.values()]
-    return sorted(_newest_of_each_name(topics, by_topic, report), key=lambda t: t.name)
+    kept = sorted(_newest_of_each_name(topics, by_topic, report), key=lambda t: t.name)
+    for topic in kept:
+        for number, partition in topic.partitions.items():
+            for start, end in partition.gaps:
+                name = f"{topic.name}-{number}"
+                report(f"{name} lacks offsets {start} to {end - 1}: no sound object has them")
+    return kept
 
 
 def read_partition(
@@ -173,12 +184,17 @@ def _partition(objects: list[_Found]) -> RebuiltPartition:
         end_offset=chain[-1].footer.end_offset,
         epochs=epochs,
         producers=chain[-1].producers,
+        gaps=[
+            (before.footer.end_offset, after.footer.base_offset)
+            for before, after in itertools.pairwise(chain)
+            if before.footer.end_offset < after.footer.base_offset
+        ],
     )
 
 
 def _chain(objects: list[_Found]) -> Iterator[_Found]:
-    """The objects that make the log, in order: the longest run without a gap that reaches the last
-    offset that any of the newest epoch has."""
+    """The objects that make the log, in order: the run without a gap that reaches the last offset
+    that any of the newest epoch has, and those before it."""
     ordered = sorted(objects, key=lambda x: (x.footer.base_offset, x.footer.end_offset))
     runs: list[list[_Found]] = []
     while ordered:
@@ -189,7 +205,9 @@ def _chain(objects: list[_Found]) -> Iterator[_Found]:
             end = following.footer.end_offset
         runs.append(run)
         ordered = [x for x in ordered if x.footer.base_offset > end]
-    yield from max(runs, key=lambda run: (run[-1].footer.leader_epoch, run[-1].footer.end_offset))
+    last = max(runs, key=lambda run: (run[-1].footer.leader_epoch, run[-1].footer.end_offset))
+    for run in runs[: runs.index(last) + 1]:
+        yield from run
 
 
 def _best(objects: list[_Found], offset: int) -> _Found | None:

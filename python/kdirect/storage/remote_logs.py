@@ -42,10 +42,11 @@ from kdirect.errors import (
 )
 from kdirect.failpoints import reached
 from kdirect.format.remote_metadata import RemotePartitionDelete, RemoteSegment
-from kdirect.format.segment_object import TailPlace, needs, parse_footer, require_identity
+from kdirect.format.segment_object import TailPlace
 from kdirect.log.partition import Partition
 from kdirect.objects.store import ObjectStore
 from kdirect.storage import remote_events as e
+from kdirect.storage.adoption import find_whole
 from kdirect.storage.copy_rules import LocalLog, TierConfig
 from kdirect.storage.local_facts import local_log, put_on_disk, tier_config
 from kdirect.storage.ownership import Ownership
@@ -62,14 +63,12 @@ from kdirect.storage.upload import (
     Copier,
     Outcome,
     RunningUpload,
-    identity_of,
     key_of,
     upload,
 )
 
 log = logging.getLogger("kdirect.storage")
 
-TAIL_GUESS_BYTES = 64 << 10
 CLOSE_TIMEOUT_S = 2.0
 LONGEST_WAIT_S = 0.5  # then it is asked again whether the upload is wanted
 MOST_COMPLAINTS = 1000  # whose times are remembered
@@ -340,8 +339,16 @@ class RemoteLogs:
         without one."""
         with self._lock:
             found = self._logs.get((topic_id, partition))
-        pieces = () if found is None else found.machine.segments.pieces(start)
-        return max((p.segment.max_timestamp_ms for p in pieces if p.start < end), default=-1)
+        segments = () if found is None else found.machine.segments.reaching(start, end)
+        return max((segment.max_timestamp_ms for segment in segments), default=-1)
+
+    def gap(self, topic_id: uuid.UUID, partition: int, offset: int) -> tuple[int, int] | None:
+        """The offsets around `offset` that no remote segment holds, between two that are there;
+        None where there is no such gap, or nothing is known yet."""
+        with self._lock:
+            found = self._logs.get((topic_id, partition))
+        ready = found is not None and found.machine.is_ready
+        return found.machine.segments.gap(offset) if found is not None and ready else None
 
     def end_offset(self, topic_id: uuid.UUID, partition: int) -> int:
         """The offset after the last one that is in remote storage; -1 when nothing is."""
@@ -552,24 +559,13 @@ class RemoteLogs:
         result = e.Checked(segment.segment_id, e.Found.UNKNOWN)
         try:
             self.ownership.require(OWNER_COPIES_S)
-            size = self.store.size(key)
-            result = result._replace(found=e.Found.UNSOUND)
-            if size is not None:
-                tail = self.store.get_tail(key, size, min(size, TAIL_GUESS_BYTES))
-                wanted = needs(tail, size)
-                if wanted > len(tail):
-                    tail = self.store.get_tail(key, size, wanted)
-                footer = parse_footer(tail, size)
-                require_identity(
-                    footer, identity_of(segment, self.settings.cluster_id), segment.base_offset
-                )
-                if footer.end_offset == segment.end_offset and footer.log_bytes == segment.size:
-                    result = result._replace(found=e.Found.SOUND, tail=footer.tail)
-                    self.counters.adopted += 1
+            tail = find_whole(self.store, segment, self.settings.cluster_id)
+            result = e.Checked(segment.segment_id, e.Found.SOUND if tail else e.Found.UNSOUND, tail)
+            self.counters.adopted += tail is not None
         except (CorruptObjectError, UnsupportedFormatError, ObjectNotFoundError) as error:
+            result = e.Checked(segment.segment_id, e.Found.UNSOUND)
             self._complain(f"object {key} is not counted", error)
         except (KdirectError, OSError) as error:
-            result = result._replace(found=e.Found.UNKNOWN)
             self._complain(f"look at object {key}", error)
         self._tell(found, result)
 

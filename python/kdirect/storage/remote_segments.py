@@ -139,12 +139,42 @@ class RemoteSegments:
         return offset
 
     def bytes_from(self, start: int) -> int:
-        """How many bytes of log there are from `start` on, each counted once."""
+        """How many bytes of log there are from `start` on, each counted once; of a gap, none."""
         known = self._bytes.get(start)
         if known is None:
-            known = sum(piece.size for piece in self.pieces(start))
+            known, offset = 0, start
+            while (segment := self.at_or_after(offset)) is not None:
+                begin = max(offset, segment.base_offset)
+                span = segment.end_offset - segment.base_offset
+                known += segment.size * (segment.end_offset - begin) // span
+                offset = segment.end_offset
             self._bytes = {start: known}
         return known
+
+    def gap(self, offset: int) -> tuple[int, int] | None:
+        """The offsets around `offset` that no segment holds, where one before and one after it
+        is."""
+        view = self._view
+        after = self.at_or_after(offset)
+        i = bisect_right(view.bases, offset)
+        if after is None or after.base_offset <= offset or i == 0:
+            return None
+        return max(segment.end_offset for segment in view.segments[:i]), after.base_offset
+
+    def gaps(self) -> Iterator[tuple[int, int]]:
+        """All of them."""
+        end = -1
+        for segment in self._view.segments:
+            if 0 <= end < segment.base_offset:
+                yield end, segment.base_offset
+            end = max(end, segment.end_offset)
+
+    def reaching(self, start: int, end: int) -> list[RemoteSegment]:
+        """Those that have offsets in [`start`, `end`)."""
+        view = self._view
+        first = bisect_left(view.bases, start - view.longest)
+        found = view.segments[first : bisect_left(view.bases, end)]
+        return [segment for segment in found if segment.end_offset > start]
 
     def below(self, offset: int) -> list[RemoteSegment]:
         """Those that end at `offset` or before."""
