@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import signal
 import subprocess
@@ -187,6 +188,37 @@ def test_what_counts_as_copied_is_on_disk(place: Place, tmp_path: Path) -> None:
         tiers.produce(0, RECORDS)
         tiers.wait(lambda: tiers.partition.remote_end_offset > RECORDS // 2)
         assert tiers.partition.recovery_point >= tiers.partition.remote_end_offset
+
+
+@pytest.mark.parametrize("failing", [1, 2, 3, 5])
+def test_metadata_that_is_not_brought_to_the_disk_is_cleaned_up(
+    place: Place, tmp_path: Path, failing: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was appended, and the fsync failed: what began there does not wait for the next start."""
+    with tiered_broker(place, tmp_path / "log") as tiers:
+        metadata = tiers.broker.server.remote.metadata
+        flush, begun = metadata._flusher.flushed, itertools.count(1)
+
+        async def fails_once(partition: Any) -> None:
+            await flush(partition)
+            if next(begun) == failing:
+                raise OSError("the disk does not answer")
+
+        monkeypatch.setattr(metadata._flusher, "flushed", fails_once)
+        tiers.create()
+        tiers.produce(0, RECORDS)
+        tiers.settle()
+        assert next(begun) > failing
+
+        def nothing_is_left() -> bool:
+            (found,) = metadata.table.partitions.values()
+            states = {segment.state for segment in found.segments.values()}
+            return states == {SegmentState.COPY_SEGMENT_FINISHED} and not metadata._untold
+
+        tiers.wait(nothing_is_left, "a record stays that nobody goes on with")
+        tiers.settle()
+        assert len(tiers.objects()) == tiers.figure("remote_metadata_count")
+        assert tiers.consume(0, RECORDS) == [(i, i) for i in range(RECORDS)]
 
 
 # -- topics ----------------------------------------------------------------------------------------

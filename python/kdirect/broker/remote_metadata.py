@@ -9,6 +9,10 @@ is in the store and not with the age of the broker.  A record that cannot be rea
 newer kdirect, say) is left out with an error in the log, and the topic is not rewritten while it is
 there: nothing of it is lost.
 
+**A record that was appended and could not be brought to the disk** counts for nothing yet: who
+wrote it hears that it failed.  It may be on the disk all the same, and will be found at the next
+start; so it is told as soon as a later attempt succeeds, and what it began is cleaned up then.
+
 On the event loop, except `write`.
 """
 
@@ -45,6 +49,7 @@ log = logging.getLogger("kdirect.storage")
 
 SEGMENT_BYTES = 16 << 20
 MOST_AT_ONCE = 256  # records with one fsync
+RETRY_S = 1.0  # between attempts to bring to the disk what was appended
 
 Done = Callable[[bool], None]
 
@@ -163,6 +168,10 @@ class RemoteMetadata:
             admin=admin,
         )
         self._waiting: deque[tuple[Record, Done]] = deque()
+        self._untold: dict[
+            Partition, list[Record]
+        ] = {}  # which are not on the disk, for all we know
+        self._retry: asyncio.TimerHandle | None = None
         self._writer: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
@@ -207,48 +216,73 @@ class RemoteMetadata:
     def _enqueue(self, record: Record, done: Done) -> None:
         self._waiting.append((record, done))
         if self._writer is None:
-            self._writer = asyncio.ensure_future(self._write_all())
-            self._writer.add_done_callback(self._write_ended)
+            self._run(self._write_all())
+
+    def _run(self, work: Coroutine[Any, Any, None]) -> None:
+        """One at a time, so that records are told in their order."""
+        self._writer = asyncio.ensure_future(work)
+        self._writer.add_done_callback(self._write_ended)
 
     def _write_ended(self, task: asyncio.Task[None]) -> None:
         self._writer = None
         if not task.cancelled() and task.exception() is not None:
             log.error("metadata of remote segments was not written", exc_info=task.exception())
         if self._waiting and not self._closed:
-            self._writer = asyncio.ensure_future(self._write_all())
-            self._writer.add_done_callback(self._write_ended)
+            self._run(self._write_all())
 
     async def _write_all(self) -> None:
         while self._waiting:
             some = [self._waiting.popleft() for _ in range(min(len(self._waiting), MOST_AT_ONCE))]
-            outcomes = await self._append(some)
-            for (record, done), written in zip(some, outcomes, strict=True):
-                if written:
+            places = await self._append(some)
+            flushed = {x: await self._flush(x) for x in dict.fromkeys(places) if x is not None}
+            for (record, done), partition in zip(some, places, strict=True):
+                on_disk = partition is not None and flushed[partition]
+                if on_disk:
                     self.told(record)
-                done(written)
+                elif partition is not None:
+                    self._untold.setdefault(partition, []).append(record)
+                done(on_disk)
+            self._retry_soon()
 
-    async def _append(self, some: list[tuple[Record, Done]]) -> list[bool]:
-        """Append the records in their order, and bring them to the disk."""
+    async def _append(self, some: list[tuple[Record, Done]]) -> list[Partition | None]:
+        """Append the records in their order; where each of them is, None: it is nowhere."""
         futures = [self._change(record) for record, _ in some]
-        outcomes = []
-        partitions = set()
+        places: list[Partition | None] = []
         for future in futures:
             try:
-                partition = await future
-                outcomes.append(True)
-                if partition is not None:
-                    partitions.add(partition)
+                places.append(await future)
             except Exception as e:  # whatever it is, who waits is told
                 known = isinstance(e, KdirectError)
                 log.error("metadata of a remote segment was not written: %s", e, exc_info=not known)
-                outcomes.append(False)
+                places.append(None)
+        return places
+
+    async def _flush(self, partition: Partition) -> bool:
+        """Bring to the disk what was appended, and tell of what was not there before."""
         try:
-            for partition in partitions:
-                await self._flusher.flushed(partition)
+            await self._flusher.flushed(partition)
         except (KdirectError, OSError) as e:
             log.error("metadata of remote segments is not on disk: %s", e)
-            return [False] * len(outcomes)
-        return outcomes
+            return False
+        for record in self._untold.pop(partition, ()):
+            self.told(record)
+        return True
+
+    def _retry_soon(self) -> None:
+        if self._untold and self._retry is None and self._loop is not None and not self._closed:
+            self._retry = self._loop.call_later(RETRY_S, self._begin_retry)
+
+    def _begin_retry(self) -> None:
+        self._retry = None
+        if self._writer is None:
+            self._run(self._flush_again())
+        else:
+            self._retry_soon()  # which flushes as well
+
+    async def _flush_again(self) -> None:
+        for partition in list(self._untold):
+            await self._flush(partition)
+        self._retry_soon()
 
     def _change(self, record: Record) -> asyncio.Future[Partition | None]:
         """Append one record, then take it."""
@@ -265,6 +299,8 @@ class RemoteMetadata:
             soon(self._loop, self._stop_writing)
 
     def _stop_writing(self) -> None:
+        if self._retry is not None:
+            self._retry.cancel()
         if self._writer is not None:
             self._writer.cancel()
 
