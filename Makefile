@@ -132,6 +132,12 @@ tier-schedules: install ## Run seeded schedules of a tiered partition: copies, d
 	PYTHONPATH=$(CURDIR) $(BIN)/python -m tests.storage.schedules \
 		--first $(or $(SEED),0) --schedules $(or $(COUNT),20000)
 
+.PHONY: tier-driver-schedules
+tier-driver-schedules: install ## The same of copiers, deletions and logs as they are, over a store
+## that fails (a tenth of a second each); COUNT=2000, SEED=the first one
+	PYTHONPATH=$(CURDIR) $(BIN)/python -m tests.storage.driver_schedules \
+		--first $(or $(SEED),0) --schedules $(or $(COUNT),2000)
+
 .PHONY: tier-kills
 tier-kills: install ## Kill a broker at each step of copying and deletion (two seconds each);
 ## COUNT=200, SEED=the first one

@@ -132,12 +132,14 @@ class Member:
             thief.close()
 
         servers, identity = _servers(self.client), self.client.client_id
-        expired = self.membership.sessions_expired
-        while self.membership.sessions_expired == expired:
+        expired, noticed = self.membership.sessions_expired, asyncio.Event()
+        self.membership.subscribe(
+            lambda *_: noticed.set() if self.membership.sessions_expired > expired else None
+        )
+        while not noticed.is_set():
             await asyncio.to_thread(steal)
-            for _ in range(100):
-                if self.membership.sessions_expired == expired:
-                    await asyncio.sleep(NOTICED_WITHIN_S / 100)
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(noticed.wait(), NOTICED_WITHIN_S)
 
     async def ask(self, request: Any, timeout_s: float = WAIT_S) -> Answer:
         return await self.membership.ask(request, timeout_s)

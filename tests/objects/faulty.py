@@ -55,7 +55,10 @@ class VirtualClock:
 
 class FaultyHandler(fs.FileSystemHandler):
     """`objects`: the bytes of each path, as they are.  `log`: every request and what became of it,
-    so that two runs of one seed can be compared.  `chances` may be set at any time."""
+    so that two runs of one seed can be compared.  `chances` may be set at any time.  `upload`: the
+    class of streams."""
+
+    upload: type[Upload]
 
     def __init__(
         self,
@@ -72,7 +75,7 @@ class FaultyHandler(fs.FileSystemHandler):
         self.clock = clock or VirtualClock()
         self.log: list[tuple[str, str, str]] = []
         self._sleep = sleep or self.clock.sleep
-        self._silence_s = silence_s
+        self.silence_s = silence_s
         self._random = random.Random(seed)
         self._before: list[list[tuple[str, int, float]]] = []
 
@@ -84,7 +87,7 @@ class FaultyHandler(fs.FileSystemHandler):
         """Before a request is carried out."""
         if self.draw(self.chances.silent):
             self.note(verb, path, "silent")
-            self._sleep(self._silence_s)
+            self._sleep(self.silence_s)
         if self.draw(self.chances.unavailable):
             self.note(verb, path, "unavailable")
             raise unavailable(verb, path)
@@ -103,6 +106,10 @@ class FaultyHandler(fs.FileSystemHandler):
         self._remember()
         self.objects[path] = data
         self.modified_s[path] = self.clock.now_s
+
+    def remove(self, path: str) -> None:
+        self._remember()
+        del self.objects[path], self.modified_s[path]
 
     def _remember(self) -> None:
         self._before.append(self._listing())
@@ -125,7 +132,7 @@ class FaultyHandler(fs.FileSystemHandler):
 
     def open_output_stream(self, path: str, metadata: object) -> pa.NativeFile:
         self.request("open", path)
-        return pa.PythonFile(_Upload(self, path), mode="w")
+        return pa.PythonFile(self.upload(self, path), mode="w")
 
     def open_input_file(self, path: str) -> pa.NativeFile:
         self.request("get", path)
@@ -169,8 +176,7 @@ class FaultyHandler(fs.FileSystemHandler):
         if path not in self.objects:
             self.note("delete", path, "missing")
             raise FileNotFoundError(errno.ENOENT, f"no object {path}")
-        self._remember()
-        del self.objects[path], self.modified_s[path]
+        self.remove(path)
         self.answer("delete", path)
 
     def _refuse(self, *args: object, **named: object) -> None:
@@ -193,7 +199,7 @@ def unavailable(verb: str, path: str) -> OSError:
     return OSError(f"{path}: AWS Error SLOW_DOWN during {verb} operation: reduce your rate")
 
 
-class _Upload:
+class Upload:
     """The stream of an upload."""
 
     closed = False
@@ -225,6 +231,9 @@ class _Upload:
         self._handler.request("put", self._path)
         self._handler.put(self._path, bytes(self._data))
         self._handler.answer("put", self._path)
+
+
+FaultyHandler.upload = Upload
 
 
 class _Download:

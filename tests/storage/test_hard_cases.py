@@ -21,7 +21,7 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from kdirect.errors import RemoteAccessError
-from kdirect.format.remote_metadata import SegmentState
+from kdirect.format.remote_metadata import RemoteSegment, SegmentState
 from kdirect.format.segment_object import TailPlace
 from kdirect.storage import remote_events as e
 from kdirect.storage.copy_rules import LocalLog, LocalSegment, TierConfig
@@ -257,6 +257,39 @@ def test_nothing_is_kept_of_a_topic_without_copies(place: Place, tmp_path: Path)
             tiers.wait(lambda: logs.figures())
             tiers.admin.delete_topics([TOPIC])[TOPIC].result(20)
             assert not logs.figures()
+
+
+def test_each_byte_counts_once_while_copies_are_about_to_go() -> None:
+    """Local retention may not rely on them; retention.bytes must not take their bytes for more."""
+    sealed = tuple(LocalSegment(base, base + 10, 1000, 0) for base in (0, 10))
+    local = LocalLog(0, 0, 25, 25, sealed, 500, ((0, 0),))
+    machine = RemoteLog("t", uuid.UUID(int=1), 0, broker_id=1)
+    machine.on(e.Loaded())
+    for record in (
+        RemoteSegment(
+            topic_id=uuid.UUID(int=1),
+            topic="t",
+            partition=0,
+            segment_id=uuid.UUID(int=2 + base),
+            base_offset=base,
+            end_offset=base + 10,
+            broker_id=1,
+            max_timestamp_ms=0,
+            event_timestamp_ms=0,
+            leader_epochs=((0, base),),
+            size=1000,
+            custom=None,
+            state=SegmentState.COPY_SEGMENT_FINISHED,
+        )
+        for base in (0, 10)
+    ):
+        machine.on(e.Recorded(record))
+    config = TierConfig(retention_bytes=2400)
+    assert machine.on(e.Looked(1, local, config)) == [e.Tiered(20)]
+    off = config._replace(copies=False, deletes_all=True)
+    assert len(machine.on(e.Looked(2, local, off))) == 2
+    said = machine.on(e.Looked(3, local, config))
+    assert said == [e.Tiered(-1)], "2,500 bytes are kept: without the oldest, 1,500 would be"
 
 
 def test_copies_that_are_about_to_go_count_no_more() -> None:

@@ -90,7 +90,11 @@ class World:
         self.metadata: list[object] = []  # committed, in order
         self.faults = rng.choice((0.0, 0.05, 0.3))
         self.away_until = 0
+        self.more = random.Random(~seed)  # of what came later: older seeds stay what they were
         self.late: list[tuple[int, RemoteSegment, Stored]] = []  # uploads that nobody waits for
+        self.removals: list[tuple[int, Leadership, uuid.UUID]] = []  # by who had given them up
+        self.late_records: list[tuple[int, object]] = []  # committed although nobody knew
+        self.gave_up: dict[uuid.UUID, Leadership] = {}
         self.lost: set[uuid.UUID] = set()  # what may be stored after nobody knows of it any more
         self.deleted = False
         self.config = TierConfig(
@@ -147,6 +151,15 @@ class World:
         return self.end - self.unstable if self.end - self.unstable > self.log_start else self.end
 
     unstable = 0
+
+    def switch(self) -> None:
+        """The topic is tiered no longer, or again: see `Partition.reconfigure`."""
+        self.count("switched")
+        off = not self.config.deletes_all
+        self.config = self.config._replace(deletes_all=off)
+        self.remote_end = -1
+        if off:
+            self.move_log_start(min(self.local_start, self.leader.stable, self.stable))
 
     def cut(self) -> None:
         """An unclean election: some of the end is lost, whatever was copied of it."""
@@ -234,7 +247,7 @@ class World:
     def begin(self, leader: Leadership, effect: object) -> None:
         is_leader = leader is self.leader
         if isinstance(effect, e.Tiered):
-            if is_leader:
+            if is_leader and not self.config.deletes_all:  # see `Tiering.note_tiered`
                 self.remote_end = effect.end_offset
         elif isinstance(effect, e.MoveLogStart):
             if is_leader:
@@ -258,7 +271,8 @@ class World:
         elif isinstance(record, RemoteSegmentUpdate):
             known = leader.answers.get(record.segment_id)
             if record.state is SegmentState.DELETE_SEGMENT_STARTED and known is e.Found.UNKNOWN:
-                assert record.segment_id in leader.put or self.deleted, "deleted without a look"
+                known_better = record.segment_id in leader.put | self.finished()
+                assert known_better or self.deleted, "deleted without a look"
 
     # -- effects -----------------------------------------------------------------------------------
 
@@ -306,7 +320,7 @@ class World:
             if self.rng.random() < 0.5:  # it comes later, although it was given up
                 self.count("late_records")
                 self.tell(leader, e.Unrecorded(record))
-                self.commit(record)
+                self.late_records.append((self.now + self.more.choice((0, 0, 3000)), record))
             else:
                 self.tell(leader, e.Unrecorded(record))
             return
@@ -324,6 +338,7 @@ class World:
             if found is not None and found.end == segment.end_offset:
                 when = self.now + self.rng.randint(1, 20_000)
                 self.lost.add(segment.segment_id)
+                self.gave_up[segment.segment_id] = leader
                 self.late.append((when, segment, Stored(found.records, TailPlace(1, 1))))
         return None
 
@@ -373,11 +388,20 @@ class World:
             self.unstable = self.rng.choice((0, 0, 3, 10))
         elif roll < 0.458:
             self.config = self.config._replace(copies=self.rng.random() < 0.7)
+        if self.more.random() < (0.5 if self.config.deletes_all else 0.02):
+            self.switch()
         self.run_until(self.now + self.rng.randint(1, 400))
         self.check()
 
     def run_until(self, until: int) -> None:
         while True:
+            for removal in [x for x in self.removals if x[0] <= self.now]:
+                self.removals.remove(removal)
+                if not removal[1].is_over and removal[1].machine.is_leaving(removal[2]):
+                    self.store.pop(removal[2], None)
+            for late in [x for x in self.late_records if x[0] <= self.now]:
+                self.late_records.remove(late)
+                self.commit(late[1])
             due = [
                 (at, number, i)
                 for number, leader in enumerate(self.leaders)
@@ -400,6 +424,9 @@ class World:
                 assert segment.segment_id not in self.keys_ever
                 self.keys_ever.add(segment.segment_id)
                 self.store[segment.segment_id] = stored
+                when = self.now + self.more.randint(0, 5000)
+                leader = self.gave_up[segment.segment_id]
+                self.removals.append((when, leader, segment.segment_id))
             elif i < 0:
                 leader = self.leaders[number]
                 leader.look_at = self.now + LOOK_MS
@@ -442,13 +469,14 @@ class World:
         self.faults = 0.0
         self.away_until = 0
         self.unstable = 0
-        self.config = self.config._replace(copies=True)
+        self.config = self.config._replace(copies=True, deletes_all=False)
         for leader in self.leaders[:-1]:
             leader.is_over = True
         for _ in range(400):
             self.run_until(self.now + 1000)
             self.check()
-            if not self.leader.under_way and not self.late and self._is_settled():
+            is_late = self.late or self.late_records or self.removals
+            if not self.leader.under_way and not is_late and self._is_settled():
                 break
         else:
             raise AssertionError(f"it does not settle: {self.leader.under_way}")
@@ -462,7 +490,8 @@ class World:
             self.config.copy_lag_ms,
             self.config.copy_lag_bytes,
         )
-        return not lagging and not figures.delete_lag_segments
+        looked = figures.metadata_count == len(self.finished())
+        return looked and not lagging and not figures.delete_lag_segments
 
     def sweep(self) -> None:
         """What is in the store and in no metadata is removed; nothing else is superfluous."""

@@ -517,10 +517,9 @@ class LogManager:
         with self._change_lock:
             self._check_open()
             for partition in self.partitions_of(topic):
-                checkpoint.write_properties(
-                    partition.directory / checkpoint.TOPIC_PROPERTIES, config.overrides or {}
-                )
-                partition.reconfigure(config)
+                path = partition.directory / checkpoint.TOPIC_PROPERTIES
+                write = partial(checkpoint.write_properties, path, config.overrides or {})
+                partition.reconfigure(config, write)
                 self.on_changed(partition)
 
     def delete_topic(self, topic: str) -> int:

@@ -459,15 +459,22 @@ class Partition(ReplicaLog):
 
     # -- configuration, end ------------------------------------------------------------------------
 
-    def reconfigure(self, config: LogConfig) -> None:
-        """Apply other settings; sizes of segments and indexes count from the next roll on.  A log
-        that is tiered no longer starts where it does here."""
+    def reconfigure(self, config: LogConfig, write: Callable[[], None] = lambda: None) -> None:
+        """Apply other settings, which `write` puts on disk; sizes of segments and indexes count
+        from the next roll on.  A log that is tiered no longer starts where it does here; of one
+        that becomes tiered no older log start may be on disk.  LogError, OSError: nothing has
+        changed."""
         with self._roll_lock:
+            if config.remote_storage and not self.is_tiered:
+                self._start_on_disk = -1
+                self._put_start_on_disk()
+            write()
             changed = config.flush_before_ack != self.config.flush_before_ack
             was_tiered = self.is_tiered
             self.config = config
             if was_tiered != self.is_tiered:
                 self._remote_end = 0  # no copy counts that is older
+                self._start_on_disk = -1  # the checkpoint leaves out what a first segment says
             if was_tiered and not self.is_tiered:
                 self._move_start(self.first_kept_offset)
             self._choose_head_config()

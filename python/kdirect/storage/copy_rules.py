@@ -98,9 +98,7 @@ def _lag_is_over(segment: LocalSegment, config: TierConfig, behind: int, now_ms:
     return old or (lag_bytes > 0 and behind >= lag_bytes)
 
 
-def kept_from(
-    local: LocalLog, remote: RemoteSegments, tiered_end: int, config: TierConfig, now_ms: int
-) -> int:
+def kept_from(local: LocalLog, remote: RemoteSegments, config: TierConfig, now_ms: int) -> int:
     """Where the log begins by ``retention.ms`` and ``retention.bytes``, which count both tiers: the
     end of the last span that need not be kept, or the present log start.  The active segment is
     always kept, and so is what is not committed."""
@@ -111,7 +109,7 @@ def kept_from(
                 break
             start = span.end_offset
     if config.retention_bytes >= 0:
-        excess = whole_size(local, remote, tiered_end, start) - config.retention_bytes
+        excess = whole_size(local, remote, start) - config.retention_bytes
         for span in _spans(local, remote, start) if excess > 0 else ():
             excess -= span.size
             if excess < 0:
@@ -132,9 +130,10 @@ def first_anywhere(local: LocalLog, remote: RemoteSegments, aside: Sequence[Remo
     return local_start if found is None else min(max(found.base_offset, start), local_start)
 
 
-def whole_size(local: LocalLog, remote: RemoteSegments, tiered_end: int, start: int) -> int:
-    """Bytes of the log from `start` on, each counted once wherever it lies."""
-    return remote.bytes_from(start) + untiered_bytes(local, max(tiered_end, start))
+def whole_size(local: LocalLog, remote: RemoteSegments, start: int) -> int:
+    """Bytes of the log from `start` on, each counted once wherever it lies: also where copies are
+    there that local retention may not rely on, because they are about to go."""
+    return remote.bytes_from(start) + untiered_bytes(local, remote.covered_from(start))
 
 
 def untiered_bytes(local: LocalLog, tiered_end: int) -> int:

@@ -123,12 +123,14 @@ _FORGOTTEN = PartitionDeleteState.DELETE_PARTITION_FINISHED
 class _Held:
     """A segment of which there is metadata.  `mine`: a try of this leadership, whose upload, where
     `is_new`, has not begun.  `busy`: an upload, a look or a deletion is under way.  `writing`: the
-    state whose record is."""
+    state whose record is.  `is_leaving`: that record may be committed, so nothing else may be
+    decided any more."""
 
     segment: RemoteSegment
     mine: bool = False
     is_new: bool = False
     busy: bool = False
+    is_leaving: bool = False
     writing: SegmentState | None = None
     failures: int = 0
     not_before_ms: int = 0
@@ -175,7 +177,7 @@ class RemoteLog:
         self._lineage: tuple[tuple[int, int], ...] = ()
         self._moving: set[uuid.UUID] = set()  # STARTED, or being deleted
         self._aside: set[uuid.UUID] = set()  # FINISHED, and not among `segments`
-        self._retiring: set[uuid.UUID] = set()  # their DELETE_SEGMENT_STARTED is being written
+        self._retiring: set[uuid.UUID] = set()  # their DELETE_SEGMENT_STARTED was written
         self._copying: uuid.UUID | None = None
         self._copy_failures = 0
         self._copy_not_before_ms = 0
@@ -239,19 +241,18 @@ class RemoteLog:
             self._drop(held)
             self._copy_ended(failed=True)
             return []
-        self._retiring.discard(record.segment_id)
         self._pause(held)
         return []
 
     def _note(self, held: _Held) -> None:
         """Put a segment where its state belongs."""
         segment_id = held.segment.segment_id
-        if held.segment.state is _S.COPY_SEGMENT_FINISHED:
+        if held.segment.state is _S.COPY_SEGMENT_FINISHED and not held.is_leaving:
             self._moving.discard(segment_id)
             held.mine = False  # no try any more: its deletion, one day, is not that of remains
             if self._local is not None:
                 self._count(held.segment)
-        elif held.segment.state is not _S.COPY_SEGMENT_STARTED:
+        elif held.segment.state > _S.COPY_SEGMENT_FINISHED:
             counted = segment_id in self.segments
             self.segments.remove(segment_id)
             self._aside.discard(segment_id)
@@ -293,16 +294,7 @@ class RemoteLog:
         """Write that this epoch has begun."""
         if self._fencing is not None:
             return []
-        self._fencing = RemoteSegmentUpdate(
-            topic=self._topic,
-            topic_id=self._topic_id,
-            partition=self._partition,
-            segment_id=NO_SEGMENT,
-            broker_id=self._broker_id,
-            event_timestamp_ms=self._now_ms,
-            custom=self._custom(),
-            state=_S.DELETE_SEGMENT_FINISHED,
-        )
+        self._fencing = self._update(NO_SEGMENT, _S.DELETE_SEGMENT_FINISHED, self._custom())
         return [Write(self._fencing)]
 
     def _fenced(self, record: RemoteSegment | RemoteSegmentUpdate) -> list[Effect]:
@@ -318,9 +310,10 @@ class RemoteLog:
         if not held.is_idle or self._now_ms < held.not_before_ms:
             return []
         segment = held.segment
+        is_there = segment.state <= _S.COPY_SEGMENT_FINISHED
+        if is_there and (held.is_leaving or self.is_doomed):
+            return self._write(held, _S.DELETE_SEGMENT_STARTED)
         if segment.state is _S.COPY_SEGMENT_STARTED:
-            if self.is_doomed:
-                return self._write(held, _S.DELETE_SEGMENT_STARTED)
             held.busy = True
             if held.is_new:
                 held.is_new = False
@@ -376,22 +369,23 @@ class RemoteLog:
         self, held: _Held, state: SegmentState, tail: TailPlace | None = None
     ) -> list[Effect]:
         held.writing = state
+        held.is_leaving |= state is _S.DELETE_SEGMENT_STARTED
         known = parse_custom_metadata(held.segment.custom)
         if tail is None and known is not None:
             tail = known.tail
-        return [Write(self._update(held.segment, state, self._custom(tail)))]
+        return [Write(self._update(held.segment.segment_id, state, self._custom(tail)))]
 
     def _custom(self, tail: TailPlace | None = None) -> bytes:
         return pack_custom_metadata(CustomMetadata(self._epoch, tail))
 
     def _update(
-        self, segment: RemoteSegment, state: SegmentState, custom: bytes | None
+        self, segment_id: uuid.UUID, state: SegmentState, custom: bytes
     ) -> RemoteSegmentUpdate:
         return RemoteSegmentUpdate(
-            topic=segment.topic,
-            topic_id=segment.topic_id,
-            partition=segment.partition,
-            segment_id=segment.segment_id,
+            topic=self._topic,
+            topic_id=self._topic_id,
+            partition=self._partition,
+            segment_id=segment_id,
             broker_id=self._broker_id,
             event_timestamp_ms=self._now_ms,
             custom=custom,
@@ -437,7 +431,7 @@ class RemoteLog:
         assert local is not None
         if self._config.deletes_all:
             return max(local.log_start_offset, local.local_start_offset)
-        kept = kept_from(local, self.segments, self.tiered_end, self._config, self._now_ms)
+        kept = kept_from(local, self.segments, self._config, self._now_ms)
         aside = [self._held[segment_id].segment for segment_id in self._aside]
         return max(kept, first_anywhere(local, self.segments, aside)) if self._fences else kept
 
@@ -454,11 +448,15 @@ class RemoteLog:
         for segment in self._superfluous():
             if len(self._retiring) + self._deleting >= MOST_DELETIONS:
                 break
-            held = self._held[segment.segment_id]
-            if held.is_idle and self._now_ms >= held.not_before_ms:
-                self._retiring.add(segment.segment_id)
-                effects += self._write(held, _S.DELETE_SEGMENT_STARTED)
+            effects += self._retire_one(self._held[segment.segment_id])
         return effects
+
+    def _retire_one(self, held: _Held) -> list[Effect]:
+        if not held.is_idle or self._now_ms < held.not_before_ms:
+            return []
+        self._retiring.add(held.segment.segment_id)
+        self._moving.add(held.segment.segment_id)
+        return self._write(held, _S.DELETE_SEGMENT_STARTED)
 
     def _superfluous(self) -> Iterator[RemoteSegment]:
         """Segments that are to go."""
@@ -510,10 +508,9 @@ class RemoteLog:
         self.segments.clear()
         self._aside.clear()
         for held in self._held.values():
-            if held.segment.state is _S.COPY_SEGMENT_FINISHED:
+            if held.segment.state is _S.COPY_SEGMENT_FINISHED and not held.is_leaving:
                 self._moving.discard(held.segment.segment_id)
-                if held.writing is None:
-                    self._count(held.segment)
+                self._count(held.segment)
 
     def _say_tiered(self) -> list[Effect]:
         """How far the local log is copied, if that is not what was said."""
@@ -615,15 +612,12 @@ class RemoteLog:
             return self._write_partition(PartitionDeleteState.DELETE_PARTITION_MARKED)
         if not self._held:
             return self._write_partition(_FORGOTTEN)
-        effects: list[Effect] = []
+        effects = [effect for i in list(self._moving) for effect in self._go_on(self._held[i])]
         for held in list(self._held.values()):
             if len(self._retiring) + self._deleting >= MOST_DELETIONS:
                 break
-            if held.segment.state is not _S.COPY_SEGMENT_FINISHED:
-                effects += self._go_on(held)
-            elif held.is_idle and self._now_ms >= held.not_before_ms:
-                self._retiring.add(held.segment.segment_id)
-                effects += self._write(held, _S.DELETE_SEGMENT_STARTED)
+            if held.segment.state is _S.COPY_SEGMENT_FINISHED:
+                effects += self._retire_one(held)
         return effects
 
     def _after_deletion(self) -> list[Effect]:
@@ -662,6 +656,11 @@ class RemoteLog:
         in the store?"""
         return self._decides
 
+    def is_leaving(self, segment_id: uuid.UUID) -> bool:
+        """Is it committed that the object of a segment goes, so that nobody adopts it any more?"""
+        held = self._held.get(segment_id)
+        return held is None or held.segment.state > _S.COPY_SEGMENT_FINISHED
+
     @property
     def is_empty(self) -> bool:
         """Is there no segment of which there is metadata?"""
@@ -672,8 +671,8 @@ class RemoteLog:
         local = self._local
         moving = [held for i in list(self._moving) if (held := self._held.get(i)) is not None]
         deleting = [h.segment.size for h in moving if h.segment.state is _S.DELETE_SEGMENT_STARTED]
-        waiting = () if local is None else local.sealed
-        behind = [s.size for s in waiting if s.end_offset > self.tiered_end]
+        done = self.tiered_end if local is None else max(self.tiered_end, local.log_start_offset)
+        behind = [s.size for s in (local.sealed if local else ()) if s.end_offset > done]
         return Figures(
             copy_lag_bytes=sum(behind),
             copy_lag_segments=len(behind),

@@ -1,20 +1,9 @@
-"""All tiered partitions of a broker, and the threads that copy and delete their segments.
+"""All tiered partitions of a broker, and how their segments are copied and deleted.
 
 Owns: one `RemoteLog` for each partition of which there is metadata or a tiered log, the order in
-which its events reach it, and the threads that carry out what it decides.  What may not enter: how
-metadata is stored and committed (a `MetadataLog` does), sockets, event loops.
-
-=============================  =================================================================
-threads                        for what
-=============================  =================================================================
-``kdirect-remote-look``        one: what partitions say of themselves, every
-                               ``remote.log.manager.task.interval.ms`` and at each roll
-``kdirect-remote-copy``        ``remote.log.manager.copier.thread.pool.size``: uploads; each waits
-                               for one thread ``kdirect-remote-put``, which it leaves alone when the
-                               store has taken nothing for ``remote.log.copy.timeout.ms``
-``kdirect-remote-expire``      ``remote.log.manager.expiration.thread.pool.size``: deletions, looks
-                               at objects that others left, log starts that move
-=============================  =================================================================
+which its events reach it, and how what it decides is carried out, on the threads of
+`remote_threads`.  What may not enter: how metadata is stored and committed (a `MetadataLog` does),
+sockets, event loops.
 
 Locks: a partition's events wait in a queue; whoever finds nobody at work with it takes them one by
 one, so a `RemoteLog` is only ever used by one thread, and no lock is held while effects begin.
@@ -50,10 +39,10 @@ from kdirect.storage.adoption import find_whole
 from kdirect.storage.copy_rules import LocalLog, TierConfig
 from kdirect.storage.local_facts import local_log, put_on_disk, tier_config
 from kdirect.storage.ownership import Ownership
-from kdirect.storage.reader_threads import ReaderThreads
 from kdirect.storage.remote_events import Figures
 from kdirect.storage.remote_log import RemoteLog
 from kdirect.storage.remote_segments import Piece
+from kdirect.storage.remote_threads import CLOSE_TIMEOUT_S, RemoteThreads
 from kdirect.storage.segment_states import NO_SEGMENT, PartitionMetadata, Record
 from kdirect.storage.sweep import delete_given_up
 from kdirect.storage.throttle import UNLIMITED, Throttle
@@ -69,7 +58,6 @@ from kdirect.storage.upload import (
 
 log = logging.getLogger("kdirect.storage")
 
-CLOSE_TIMEOUT_S = 2.0
 LONGEST_WAIT_S = 0.5  # then it is asked again whether the upload is wanted
 MOST_COMPLAINTS = 1000  # whose times are remembered
 # How long ago it was seen that the objects are this broker's, before it copies or deletes.
@@ -112,7 +100,6 @@ class _Log:
         self.events: deque[e.Event] = deque()
         self.lock = threading.Lock()  # of the queue
         self.at_work = False
-        self.look_wanted = False
         self.is_over = False  # another broker leads: nothing is begun any more
 
 
@@ -148,6 +135,8 @@ class RemoteLogs:
         deleted: Callable[[RemoteSegment], None] = lambda segment: None,
         moved: Callable[[Partition], None] = lambda partition: None,
         time_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+        threads: RemoteThreads | None = None,
+        new_id: Callable[[], uuid.UUID] = uuid.uuid4,
     ) -> None:
         self.store = store
         self.settings = settings
@@ -156,17 +145,17 @@ class RemoteLogs:
         self.counters = RemoteCounters()
         self._metadata = metadata
         self._time_ms = time_ms
+        self._machine = partial(RemoteLog, broker_id=settings.broker_id, new_id=new_id)
         self._partition_count = partition_count
         self._deleted = deleted
         self._moved = moved
         self._logs: dict[PartitionId, _Log] = {}
         self._lock = threading.Lock()  # of the dictionary
-        # Daemons: a process may end while a store keeps them waiting.
-        self._copiers = ReaderThreads(settings.copiers, name="kdirect-remote-copy")
-        self._expirers = ReaderThreads(settings.expirers, name="kdirect-remote-expire")
-        self._wakes: deque[_Log] = deque()
-        self._woken = threading.Condition()
-        self._looker: threading.Thread | None = None
+        self._threads = threads or RemoteThreads(
+            copiers=settings.copiers,
+            expirers=settings.expirers,
+            interval_s=settings.interval_s,
+        )
         self._closed = False
         self._told: dict[str, float] = {}
 
@@ -188,7 +177,7 @@ class RemoteLogs:
         with self._lock:
             found = self._logs.get((topic_id, partition))
             if found is None:
-                machine = RemoteLog(topic, topic_id, partition, broker_id=self.settings.broker_id)
+                machine = self._machine(topic, topic_id, partition)
                 found = self._logs[topic_id, partition] = _Log(machine)
             return found
 
@@ -214,11 +203,10 @@ class RemoteLogs:
         and decides once it has read a record of its own leader epoch.  What comes is told by
         `tell`, in the same order, on the same thread."""
         tp = partition.topic_partition
-        machine = RemoteLog(
+        machine = self._machine(
             tp.topic,
             partition.topic_id,
             tp.partition,
-            broker_id=self.settings.broker_id,
             leader_epoch=partition.leader_epoch,
             fences=True,
         )
@@ -238,11 +226,8 @@ class RemoteLogs:
         """A topic of a cluster is gone: delete what is in the store of one of its partitions.
         Leaderships that have not heard of it change nothing any more."""
         assert metadata.deletion is not None
-        machine = RemoteLog(
-            metadata.deletion.topic,
-            *key,
-            broker_id=self.settings.broker_id,
-            leader_epoch=metadata.newest_epoch + 1,
+        machine = self._machine(
+            metadata.deletion.topic, *key, leader_epoch=metadata.newest_epoch + 1
         )
         found = _Log(machine)
         self._replace(key, found)
@@ -394,16 +379,20 @@ class RemoteLogs:
             self._metadata.write(record, lambda done: self._written(found, record, done))
         elif isinstance(effect, e.Put):
             failed: e.Event = e.PutEnded(effect.segment.segment_id, None)
-            self._submit(self._copiers, partial(self._copy, found, effect.segment), found, failed)
+            self._submit(
+                self._threads.copy, partial(self._copy, found, effect.segment), found, failed
+            )
         elif isinstance(effect, e.Check):
             failed = e.Checked(effect.segment.segment_id, e.Found.UNKNOWN)
-            self._submit(self._expirers, partial(self._check, found, effect.segment), found, failed)
+            self._submit(
+                self._threads.expire, partial(self._check, found, effect.segment), found, failed
+            )
         elif isinstance(effect, e.Delete):
             failed = e.DeleteEnded(effect.segment.segment_id, False)
             work = partial(self._delete, found, effect.segment)
-            self._submit(self._expirers, work, found, failed)
+            self._submit(self._threads.expire, work, found, failed)
         elif isinstance(effect, e.MoveLogStart):
-            self._submit(self._expirers, partial(self._move_log_start, found, effect.offset))
+            self._submit(self._threads.expire, partial(self._move_log_start, found, effect.offset))
         elif isinstance(effect, e.Tiered):
             if found.partition is not None:
                 found.partition.note_tiered(effect.end_offset)
@@ -414,7 +403,7 @@ class RemoteLogs:
 
     def _submit(
         self,
-        pool: ReaderThreads,
+        begin: Callable[[Callable[[], None]], None],
         work: Callable[[], None],
         found: _Log | None = None,
         failed: e.Event | None = None,
@@ -427,7 +416,7 @@ class RemoteLogs:
                 self._tell(found, failed)
 
         try:
-            pool.submit(guarded)
+            begin(guarded)
         except ClosedError:  # the next start goes on
             pass
 
@@ -452,7 +441,7 @@ class RemoteLogs:
 
     def _complain(self, what: str, error: BaseException, every_s: float = 30.0) -> None:
         """Log an error, but the same one no more than once in a while."""
-        now = time.monotonic()
+        now = self._threads.clock()
         if now >= self._told.get(what, -every_s) + every_s:
             if len(self._told) >= MOST_COMPLAINTS:
                 self._told = {k: at for k, at in self._told.items() if now < at + every_s}
@@ -467,7 +456,8 @@ class RemoteLogs:
         name = f"copy of {segment.topic}-{segment.partition} from offset {segment.base_offset}"
         if partition is None or stop.is_set() or self._closed:
             return self._tell(found, e.PutEnded(segment.segment_id, None))
-        upload = RunningUpload()
+        clock = self._threads.clock
+        upload = RunningUpload(clock)
 
         def put() -> None:
             try:
@@ -475,15 +465,15 @@ class RemoteLogs:
             except BaseException as error:
                 outcome = error
             if not upload.end(outcome):
-                self._remove_late(segment)
+                self._remove_late(found, segment)
 
         self.counters.copy_requests += 1
-        threading.Thread(target=put, name="kdirect-remote-put", daemon=True).start()
+        self._threads.put(put)
         while True:
             wanted = not (stop.is_set() or self._closed)
             limit_s = self.settings.copy_timeout_s if wanted else CLOSE_TIMEOUT_S
-            left_s = upload.heard_at + limit_s - time.monotonic()
-            if upload.ended.wait(min(max(left_s, 0.0), LONGEST_WAIT_S)):
+            left_s = upload.heard_at + limit_s - clock()
+            if self._threads.wait(upload.ended, min(max(left_s, 0.0), LONGEST_WAIT_S)):
                 break
             if left_s <= 0 and upload.give_up():
                 if wanted:
@@ -526,13 +516,17 @@ class RemoteLogs:
 
         def unwanted() -> bool:
             reached("in the PUT")
-            under_way.heard_at = time.monotonic()
+            under_way.heard_at = self._threads.clock()
             return stop.is_set() or under_way.given_up or self._closed
 
         return upload(self.store, segment, sealed, producers, copier, self.throttle, unwanted)
 
-    def _remove_late(self, segment: RemoteSegment) -> None:
-        """An upload that was given up has ended after all: its object is nobody's."""
+    def _remove_late(self, found: _Log, segment: RemoteSegment) -> None:
+        """An upload that was given up has ended after all: its object is nobody's, unless another
+        leadership, or a later look of this one, adopts it.  Where that is open, it stays: whoever
+        decides deletes it, or the sweep does."""
+        if not found.machine.is_leaving(segment.segment_id):
+            return
         try:
             self.store.delete(key_of(segment, self.settings.cluster_id))
         except KdirectError as error:
@@ -542,7 +536,7 @@ class RemoteLogs:
 
     def own_soon(self) -> None:
         """See, on a thread, whether the objects are this broker's."""
-        self._submit(self._expirers, self._own)
+        self._submit(self._threads.expire, self._own)
 
     def _own(self) -> None:
         try:
@@ -602,7 +596,7 @@ class RemoteLogs:
 
     def sweep(self, given_up: list[RemoteSegment]) -> None:
         """Delete what tries that came to nothing have stored after all, on a thread."""
-        self._submit(self._expirers, partial(self._sweep, given_up))
+        self._submit(self._threads.expire, partial(self._sweep, given_up))
 
     def _sweep(self, given_up: list[RemoteSegment]) -> None:
         try:
@@ -616,38 +610,13 @@ class RemoteLogs:
     # -- looking -----------------------------------------------------------------------------------
 
     def _wake(self, found: _Log) -> None:
-        with self._woken:
-            if not found.look_wanted:
-                found.look_wanted = True
-                self._wakes.append(found)
-                self._woken.notify()
+        self._threads.wake(found)
 
     def _start_looking(self) -> None:
-        with self._woken:
-            if self._looker is None and not self._closed:
-                self._looker = threading.Thread(
-                    target=self._look_for_ever, name="kdirect-remote-look", daemon=True
-                )
-                self._looker.start()
-
-    def _look_for_ever(self) -> None:
-        due = time.monotonic() + self.settings.interval_s
-        while not self._closed:
-            with self._woken:
-                while not self._wakes and not self._closed:
-                    left = due - time.monotonic()
-                    if left <= 0:
-                        break
-                    self._woken.wait(left)
-                found = self._wakes.popleft() if self._wakes else None
-                if found is not None:
-                    found.look_wanted = False
-            if found is not None:
-                self._guarded(partial(self._look, found))
-            elif not self._closed:
-                due = time.monotonic() + self.settings.interval_s
-                for _, each in self._items():
-                    self._wake(each)
+        self._threads.start_looking(
+            lambda found: self._guarded(partial(self._look, found)),
+            lambda: [found for _, found in self._items()],
+        )
 
     def _look(self, found: _Log) -> None:
         partition = found.partition
@@ -672,13 +641,7 @@ class RemoteLogs:
         self.ownership.close()
         for _, found in self._items():
             found.ended.set()
-        with self._woken:
-            self._woken.notify_all()
-        self._copiers.close()
-        self._expirers.close()
-        looker = self._looker
-        if looker is not None and looker is not threading.current_thread():
-            looker.join(CLOSE_TIMEOUT_S)
+        self._threads.close()
 
 
 _NOTHING = LocalLog(0, 0, 0, 0, (), 0, ())

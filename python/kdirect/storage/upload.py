@@ -46,11 +46,11 @@ class RunningUpload:
     """One upload, between the thread that may hang in it and the one that may not.  It has ended,
     or is given up, and never both: what was given up may be deleted by who ends it."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.ended = threading.Event()
         self.outcome: Outcome | None = None
         self.given_up = False
-        self.heard_at = time.monotonic()  # the store has taken something
+        self.heard_at = clock()  # the store has taken something
         self._lock = threading.Lock()
 
     def end(self, outcome: Outcome) -> bool:

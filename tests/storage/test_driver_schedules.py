@@ -1,0 +1,127 @@
+"""Schedules of the real drivers against a model: produce, roll, copy, retention, deletion, crash
+and restart, changes of the configuration, over a store that fails; and mistakes that they find."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from kdirect.errors import KdirectError
+from kdirect.log.partition import Partition
+from kdirect.storage import copy_rules, remote_log
+from kdirect.storage.remote_logs import RemoteLogs
+from kdirect.storage.sweep import Sweep
+from tests.storage.driver_schedules import quiet, run
+
+COUNT = 300
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> None:
+    quiet()
+
+
+@pytest.mark.parametrize("first", range(0, COUNT, 50))
+def test_schedules(first: int) -> None:
+    total: Counter[str] = Counter()
+    for seed in range(first, first + 50):
+        try:
+            total += run(seed)[0]
+        except Exception as e:
+            raise AssertionError(f"seed {seed}: {e}") from e
+    print(dict(total))
+    for what in ("stored", "local_deleted", "deaths", "switched", "records_deleted", "outages"):
+        assert total[what] > 20, total
+    assert total["topics_deleted"] == 10
+
+
+def test_a_seed_repeats_a_run() -> None:
+    assert run(3) == run(3)
+
+
+Patch = Callable[[pytest.MonkeyPatch], None]
+
+
+def _log_start_stays_in_memory(patch: pytest.MonkeyPatch) -> None:
+    """As it was when a topic became tiered again."""
+    reconfigure = Partition.reconfigure
+
+    def changed(partition: Partition, config: Any, write: Any = lambda: None) -> None:
+        start, partition._start_on_disk = partition._start_on_disk, partition.log_start_offset
+        put, partition._put_start_on_disk = partition._put_start_on_disk, lambda: None  # type: ignore[method-assign]
+        reconfigure(partition, config, write)
+        partition._put_start_on_disk, partition._start_on_disk = put, start  # type: ignore[method-assign]
+
+    patch.setattr(Partition, "reconfigure", changed)
+
+
+def _bytes_count_twice(patch: pytest.MonkeyPatch) -> None:
+    """As it was while copies were about to go."""
+
+    def twice(local: Any, remote: Any, start: int) -> int:
+        return int(remote.bytes_from(start)) + copy_rules.untiered_bytes(local, start)
+
+    patch.setattr(copy_rules, "whole_size", twice)
+
+
+def _a_failed_deletion_is_done(patch: pytest.MonkeyPatch) -> None:
+    ended = remote_log.DeleteEnded
+    patch.setattr("kdirect.storage.remote_events.DeleteEnded", lambda i, done: ended(i, True))
+
+
+def _a_sweep_knows_nothing(patch: pytest.MonkeyPatch) -> None:
+    find = Sweep.find
+    patch.setattr(Sweep, "find", lambda s: find(s._replace(known=s.known._replace(segments=()))))
+    patch.setattr(
+        Sweep, "delete", lambda s, found, _: [s.store.delete(o.key) for o in found] and []
+    )
+
+
+def _a_sweep_looks_at_nothing(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Sweep, "find", lambda sweep: [])
+
+
+def _an_upload_that_failed_is_there(patch: pytest.MonkeyPatch) -> None:
+    put = RemoteLogs._put
+
+    def always(self: RemoteLogs, *arguments: Any) -> Any:
+        try:
+            return put(self, *arguments)
+        except KdirectError:
+            return remote_log.TailPlace(1, 1)
+
+    patch.setattr(RemoteLogs, "_put", always)
+
+
+def _nothing_is_copied(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(remote_log, "next_to_copy", lambda *arguments: None)
+
+
+def _the_log_start_does_not_move(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Partition, "move_log_start", lambda self, offset: offset)
+
+
+# Each with a seed that finds it.  The first two were defects, and their seeds found them.
+MISTAKES: dict[str, tuple[Patch, int]] = {
+    "a log start that is not on disk": (_log_start_stays_in_memory, 36),
+    "bytes that count twice": (_bytes_count_twice, 2),
+    "a deletion that failed is done": (_a_failed_deletion_is_done, 0),
+    "a sweep that knows nothing": (_a_sweep_knows_nothing, 2),
+    "a sweep that finds nothing": (_a_sweep_looks_at_nothing, 17),
+    "an upload that failed is there": (_an_upload_that_failed_is_there, 2),
+    "nothing is copied": (_nothing_is_copied, 4),
+    "a log start that moves nowhere": (_the_log_start_does_not_move, 3),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_schedules_find(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant, seed = MISTAKES[name]
+    run(seed)
+    plant(monkeypatch)
+    with pytest.raises(Exception) as found:
+        run(seed)
+    print(f"seed {seed}: {found.value}")
