@@ -35,7 +35,6 @@ from kdirect.objects.store import ObjectStore
 from kdirect.storage.remote_logs import RemoteLogs, RemoteSettings
 from kdirect.storage.remote_reader import RemoteReader
 from kdirect.storage.segment_states import PartitionMetadata, Record
-from kdirect.storage.sweep import Known
 from tests.objects.faulty import Chances, FaultyHandler, Upload, VirtualClock, faulty_store
 from tests.storage.turns import Ended, Life, SimulatedThreads, Turns
 
@@ -45,7 +44,6 @@ TOPIC_ID = uuid.UUID(int=9)
 WHERE = (TOPIC_ID, 0)
 INTERVAL_S = 5.0
 COPY_TIMEOUT_S = 20.0
-ORPHAN_AGE_S = 120.0
 REMEMBERED_S = 40.0  # for so long a decision by an older configuration may be carried out
 OUTAGE = Chances(unavailable=0.9, lost=0.5, silent=0.05)
 _S = SegmentState
@@ -215,6 +213,7 @@ class DriverWorld:
             self.store,
             self.writer,
             settings,
+            ownership=Owner(),  # type: ignore[arg-type]
             partition_count=lambda topic: 1,
             time_ms=lambda: self.now_ms,
             threads=self.threads,
@@ -285,7 +284,7 @@ class DriverWorld:
         elif roll < 0.80:
             self.reconfigure()
         elif roll < 0.84:
-            self.sweep(ORPHAN_AGE_S)
+            self.sweep()
         elif roll < 0.87:
             self.manager.checkpoint()
         elif roll < 0.91:
@@ -364,14 +363,8 @@ class DriverWorld:
         if not self.partition.is_tiered:
             self.justified = max(self.justified, self.partition.first_kept_offset)
 
-    def sweep(self, age_s: float) -> None:
-        known = self.metadata.known
-        topics = {TOPIC_ID} if not self.forgotten or self.metadata.records else set()
-        self.logs.sweep(
-            Known(CLUSTER, topics, set(known.segments)),
-            int(age_s * 1000),
-            lambda segment_id: segment_id not in self.metadata.known.segments,
-        )
+    def sweep(self) -> None:
+        self.logs.sweep(list(self.metadata.known.given_up.values()))
 
     def delete_topic(self) -> None:
         self.count("topics_deleted")
@@ -533,7 +526,7 @@ class DriverWorld:
         known = self.metadata.known.segments
         orphans = {path for i, path in self.there().items() if i not in known}
         assert orphans <= self.may_stay, f"{orphans} were deleted and are there"
-        self.sweep(0.0)
+        self.sweep()
         for _ in range(20):  # what has become too old meanwhile goes
             self.run(15.0)
             states = {i: s.state for i, s in self.metadata.known.segments.items()}
@@ -570,6 +563,18 @@ class DriverWorld:
         self.turns.end(self.life)
         self.manager.close(clean=False)
         self.errors.close()
+
+
+class Owner:
+    """`Ownership` where nobody else has the directory: it takes its turns by locks of its own."""
+
+    is_lost = False
+
+    def require(self, within_s: float) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
 
 
 class _Errors(logging.Handler):

@@ -33,7 +33,8 @@ class LocalLog(NamedTuple):
     Whole log: from `log_start_offset` to `end_offset`.  Here: from `local_start_offset` on, in
     `sealed` segments, oldest first, and in the active one, which has `active_bytes`.  Records below
     `stable_offset` are committed and of no open transaction.  `epochs`: (leader epoch, offset at
-    which it starts), ascending."""
+    which it starts), ascending.  `told_end`: up to where it was told that it is copied; None: that
+    is not known."""
 
     log_start_offset: int
     local_start_offset: int
@@ -42,6 +43,7 @@ class LocalLog(NamedTuple):
     sealed: tuple[LocalSegment, ...]
     active_bytes: int
     epochs: tuple[tuple[int, int], ...]
+    told_end: int | None = None
 
     @property
     def size(self) -> int:
@@ -133,7 +135,13 @@ def first_anywhere(local: LocalLog, remote: RemoteSegments, aside: Sequence[Remo
 def whole_size(local: LocalLog, remote: RemoteSegments, start: int) -> int:
     """Bytes of the log from `start` on, each counted once wherever it lies: also where copies are
     there that local retention may not rely on, because they are about to go."""
-    return remote.bytes_from(start) + untiered_bytes(local, remote.covered_from(start))
+    tiered_end = remote.covered_from(start)
+    behind = remote.at_or_after(tiered_end)
+    total = remote.bytes_from(start) + untiered_bytes(local, tiered_end)
+    for segment in local.sealed if behind is not None else ():  # there is a gap
+        held = remote.held(max(tiered_end, segment.base_offset), segment.end_offset)
+        total -= segment.size * held // (segment.end_offset - segment.base_offset)
+    return total
 
 
 def untiered_bytes(local: LocalLog, tiered_end: int) -> int:

@@ -38,6 +38,7 @@ def local_log(partition: Partition) -> LocalLog:
         sealed=segments,
         active_bytes=max(0, partition.size - sum(s.size for s in segments)),
         epochs=tuple(partition.leader_epochs()),
+        told_end=partition.remote_end_offset,
     )
 
 

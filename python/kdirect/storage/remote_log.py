@@ -513,7 +513,8 @@ class RemoteLog:
                 self._count(held.segment)
 
     def _say_tiered(self) -> list[Effect]:
-        """How far the local log is copied, if that is not what was said."""
+        """How far the local log is copied, if that is not what was said, or what the log knows: one
+        that was not tiered for a moment has forgotten it."""
         assert self._local is not None
         if self._config.deletes_all:
             return []
@@ -521,7 +522,7 @@ class RemoteLog:
         end = self.segments.covered_from(start)
         if end <= start or self._are_leaving(start):
             end = -1
-        if end == self.tiered_end:
+        if end == self.tiered_end and self._local.told_end in (None, max(0, end)):
             return []
         self.tiered_end = end
         return [Tiered(end)]

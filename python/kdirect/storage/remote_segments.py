@@ -151,6 +151,16 @@ class RemoteSegments:
             self._bytes = {start: known}
         return known
 
+    def held(self, start: int, end: int) -> int:
+        """How many of the offsets in [`start`, `end`) are in a segment."""
+        total, offset = 0, start
+        while (segment := self.at_or_after(offset)) is not None and segment.base_offset < end:
+            if offset >= end:
+                break
+            total += min(segment.end_offset, end) - max(offset, segment.base_offset)
+            offset = segment.end_offset
+        return total
+
     def gap(self, offset: int) -> tuple[int, int] | None:
         """The offsets around `offset` that no segment holds, where one before and one after it
         is."""
