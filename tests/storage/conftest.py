@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.log.conftest import batch, make_batch, open_partition, stamped
+from tests.log.conftest import batch, make_batch, open_partition, small_disk, stamped
 from tests.storage.tiered import Tiers
 
 
@@ -18,4 +18,4 @@ def tiers(tmp_path: Path) -> Iterator[Tiers]:
     made.close()
 
 
-__all__ = ["batch", "make_batch", "open_partition", "stamped", "tiers"]
+__all__ = ["batch", "make_batch", "open_partition", "small_disk", "stamped", "tiers"]

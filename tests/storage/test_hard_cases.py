@@ -21,7 +21,7 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from kdirect.errors import RemoteAccessError
-from kdirect.format.remote_metadata import RemoteSegment, SegmentState
+from kdirect.format.remote_metadata import RemoteSegment, RemoteSegmentUpdate, SegmentState
 from kdirect.format.segment_object import TailPlace
 from kdirect.storage import remote_events as e
 from kdirect.storage.copy_rules import LocalLog, LocalSegment, TierConfig
@@ -87,9 +87,10 @@ def test_without_the_right_to_delete_copying_goes_on(
 
 
 @contextmanager
-def process(place: Place, directory: Path) -> Iterator[tuple[Any, str]]:
+def process(place: Place, directory: Path, **own: Any) -> Iterator[tuple[Any, str]]:
+    """A broker of its own process, and where it listens."""
     command = [sys.executable, "-m", "kdirect.cli", "broker", "--log-level", "warning"]
-    more = {"listeners": "127.0.0.1:0", "rdma.transports": ""}
+    more = {"listeners": "127.0.0.1:0", "rdma.transports": "", **own}
     for name, value in (properties(place, directory) | more).items():
         command += ["--set", f"{name}={value}"]
     started = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
@@ -259,31 +260,55 @@ def test_nothing_is_kept_of_a_topic_without_copies(place: Place, tmp_path: Path)
             assert not logs.figures()
 
 
+def finished(base: int, end: int) -> RemoteSegment:
+    return RemoteSegment(
+        topic_id=uuid.UUID(int=1),
+        topic="t",
+        partition=0,
+        segment_id=uuid.UUID(int=1000 * base + end),
+        base_offset=base,
+        end_offset=end,
+        broker_id=1,
+        max_timestamp_ms=0,
+        event_timestamp_ms=0,
+        leader_epochs=((0, base),),
+        size=100 * (end - base),
+        custom=None,
+        state=SegmentState.COPY_SEGMENT_FINISHED,
+    )
+
+
+def test_a_copy_that_another_one_covered_counts_again() -> None:
+    """Seed 16541 of the schedules, before they had topics that are tiered no longer: of two copies
+    of the same offsets the one that counted went, and the other one did not count."""
+    sealed = (LocalSegment(20, 25, 500, 0),)
+    local = LocalLog(0, 20, 25, 25, sealed, 0, ((0, 0),))
+    machine = RemoteLog("t", uuid.UUID(int=1), 0, broker_id=1)
+    small, large = finished(0, 10), finished(0, 20)
+    for event in (
+        e.Recorded(small),
+        e.Recorded(large),
+        e.Loaded(),
+        e.Looked(1, local, TierConfig()),
+    ):
+        machine.on(event)
+    assert machine.segments.at(5) == large
+    gone = RemoteSegmentUpdate(
+        topic="t", topic_id=large.topic_id, partition=0, segment_id=large.segment_id, broker_id=2,
+        event_timestamp_ms=2, custom=None, state=SegmentState.DELETE_SEGMENT_STARTED,
+    )  # fmt: skip
+    machine.on(e.Recorded(gone))
+    assert machine.segments.at(5) == small
+
+
 def test_each_byte_counts_once_while_copies_are_about_to_go() -> None:
     """Local retention may not rely on them; retention.bytes must not take their bytes for more."""
     sealed = tuple(LocalSegment(base, base + 10, 1000, 0) for base in (0, 10))
     local = LocalLog(0, 0, 25, 25, sealed, 500, ((0, 0),))
     machine = RemoteLog("t", uuid.UUID(int=1), 0, broker_id=1)
     machine.on(e.Loaded())
-    for record in (
-        RemoteSegment(
-            topic_id=uuid.UUID(int=1),
-            topic="t",
-            partition=0,
-            segment_id=uuid.UUID(int=2 + base),
-            base_offset=base,
-            end_offset=base + 10,
-            broker_id=1,
-            max_timestamp_ms=0,
-            event_timestamp_ms=0,
-            leader_epochs=((0, base),),
-            size=1000,
-            custom=None,
-            state=SegmentState.COPY_SEGMENT_FINISHED,
-        )
-        for base in (0, 10)
-    ):
-        machine.on(e.Recorded(record))
+    for base in (0, 10):
+        machine.on(e.Recorded(finished(base, base + 10)))
     config = TierConfig(retention_bytes=2400)
     assert machine.on(e.Looked(1, local, config)) == [e.Tiered(20)]
     off = config._replace(copies=False, deletes_all=True)

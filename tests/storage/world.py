@@ -93,7 +93,9 @@ class World:
         self.more = random.Random(~seed)  # of what came later: older seeds stay what they were
         self.late: list[tuple[int, RemoteSegment, Stored]] = []  # uploads that nobody waits for
         self.removals: list[tuple[int, Leadership, uuid.UUID]] = []  # by who had given them up
-        self.late_records: list[tuple[int, object]] = []  # committed although nobody knew
+        self.late_records: list[
+            tuple[int, Leadership, object]
+        ] = []  # committed although nobody knew
         self.gave_up: dict[uuid.UUID, Leadership] = {}
         self.lost: set[uuid.UUID] = set()  # what may be stored after nobody knows of it any more
         self.deleted = False
@@ -140,7 +142,7 @@ class World:
                 del self.sealed[0]
 
     def move_log_start(self, offset: int) -> None:
-        assert offset <= self.stable
+        assert offset <= max(self.stable, self.local_start)
         if offset > self.log_start:
             self.log_start = offset
             while self.sealed and self.sealed[0].end <= offset:
@@ -320,7 +322,8 @@ class World:
             if self.rng.random() < 0.5:  # it comes later, although it was given up
                 self.count("late_records")
                 self.tell(leader, e.Unrecorded(record))
-                self.late_records.append((self.now + self.more.choice((0, 0, 3000)), record))
+                when = self.now + self.more.choice((0, 0, 3000))
+                self.late_records.append((when, leader, record))
             else:
                 self.tell(leader, e.Unrecorded(record))
             return
@@ -401,7 +404,8 @@ class World:
                     self.store.pop(removal[2], None)
             for late in [x for x in self.late_records if x[0] <= self.now]:
                 self.late_records.remove(late)
-                self.commit(late[1])
+                if self.in_cluster or not late[1].is_over:  # its log is its own
+                    self.commit(late[2])
             due = [
                 (at, number, i)
                 for number, leader in enumerate(self.leaders)
