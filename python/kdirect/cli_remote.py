@@ -242,12 +242,13 @@ def _gaps(
     from kdirect.format.segment_object import object_key, parse_key
     from kdirect.storage.remote_segments import RemoteSegments
 
-    logs: dict[tuple[Any, int], RemoteSegments] = {}
+    logs: dict[tuple[Any, int], list[Any]] = {}
     for segment in _segments(options, session):
         if segment.state is SegmentState.COPY_SEGMENT_FINISHED:
-            logs.setdefault((segment.topic_id, segment.partition), RemoteSegments()).add(segment)
-    for segments in logs.values():
-        some = next(iter(segments))
+            logs.setdefault((segment.topic_id, segment.partition), []).append(segment)
+    for some, *more in logs.values():
+        segments = RemoteSegments()
+        segments.load([some, *more])
         for start, end in segments.gaps():
             folder = object_key("", _identity(some, cluster_id), 0).rpartition("/")[0]
             there = [(i.key, parse_key("", i.key)) for i in store.list(f"{folder}/")]

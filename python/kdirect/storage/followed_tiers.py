@@ -27,10 +27,13 @@ from kdirect.storage.upload import identity_of, key_of
 def tiered_end(segments: Iterable[RemoteSegment], local: LocalLog) -> int:
     """Up to where every offset that is here is in a remote segment that counts; -1: none is."""
     counted, start = RemoteSegments(), local.local_start_offset
-    for segment in segments:
-        finished = segment.state is SegmentState.COPY_SEGMENT_FINISHED
-        if finished and segment.end_offset > start and belongs(segment, local):
-            counted.add(segment)
+    counted.load(
+        segment
+        for segment in segments
+        if segment.state is SegmentState.COPY_SEGMENT_FINISHED
+        and segment.end_offset > start
+        and belongs(segment, local)
+    )
     end = counted.covered_from(start)
     return end if end > start else -1
 

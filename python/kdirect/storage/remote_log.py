@@ -505,12 +505,12 @@ class RemoteLog:
 
     def _count_again(self) -> None:
         """The log has another history than before: it leads again, or it has a new epoch."""
-        self.segments.clear()
-        self._aside.clear()
-        for held in self._held.values():
-            if held.segment.state is _S.COPY_SEGMENT_FINISHED and not held.is_leaving:
-                self._moving.discard(held.segment.segment_id)
-                self._count(held.segment)
+        assert self._local is not None
+        held = [h for h in self._held.values() if h.segment.state is _S.COPY_SEGMENT_FINISHED]
+        still = [h.segment for h in held if not h.is_leaving]
+        self._moving.difference_update(segment.segment_id for segment in still)
+        self.segments.load(segment for segment in still if belongs(segment, self._local))
+        self._aside = {s.segment_id for s in still if s.segment_id not in self.segments}
 
     def _say_tiered(self) -> list[Effect]:
         """How far the local log is copied, if that is not what was said, or what the log knows: one

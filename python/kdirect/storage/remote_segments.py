@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import uuid
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from kdirect.format.remote_metadata import RemoteSegment
@@ -85,6 +85,20 @@ class RemoteSegments:
             (*segments[:i], segment, *segments[i:]),
             longest,
         )
+
+    def load(self, segments: Iterable[RemoteSegment]) -> None:
+        """Count these, and no others, from now on, but for those that one other of them covers
+        whole, of equal ones all but the first.  It sorts once, where `add` copies the view for each
+        of them."""
+        counted: list[RemoteSegment] = []
+        end = -1
+        for segment in sorted(segments, key=lambda s: (s.base_offset, -s.end_offset)):
+            if segment.end_offset > end:
+                counted.append(segment)
+                end = segment.end_offset
+        self._by_id = {segment.segment_id: segment for segment in counted}
+        longest = max((s.end_offset - s.base_offset for s in counted), default=0)
+        self._put(tuple(s.base_offset for s in counted), tuple(counted), longest)
 
     def remove(self, segment_id: uuid.UUID) -> None:
         """Count it no longer, if it did."""
