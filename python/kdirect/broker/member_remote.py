@@ -117,7 +117,7 @@ class MemberRemoteStorage(RemoteStorage):
         self._start_threads()
 
     def _keeper(self) -> Keeper:
-        return _ClusterKeeper(self._membership, self._loop)
+        return _ClusterKeeper(self._membership, self._loop, super()._keeper())
 
     def joined(self) -> None:
         """The broker is registered and knows the cluster."""
@@ -487,15 +487,19 @@ class MemberRemoteStorage(RemoteStorage):
 
 
 class _ClusterKeeper:
-    """In the metadata store.  What was read is remembered, so that it need not answer each time."""
+    """In the metadata store.  What was read is remembered, so that it need not answer each time.
+    Where it has nothing yet, what a broker that was alone kept in its log directories counts: it
+    has brought its topics along."""
 
-    def __init__(self, membership: Any, loop: asyncio.AbstractEventLoop) -> None:
-        self._membership, self._loop = membership, loop
+    def __init__(self, membership: Any, loop: asyncio.AbstractEventLoop, alone: Keeper) -> None:
+        self._membership, self._loop, self._alone = membership, loop, alone
         self._known: list[str] = []
 
     def knows(self, incarnation: str) -> bool:
         if incarnation not in self._known:
             self._known = self._ask(self._membership.remote_owners)
+        if not self._known:
+            return self._alone.knows(incarnation)
         return incarnation in self._known
 
     def remember(self, incarnations: Sequence[str]) -> None:
