@@ -49,7 +49,7 @@ from kdirect.wire.cluster import Cluster
 from kdirect.wire.environment import Environment
 
 LEAST_PIECE, MOST_PIECE = 64 << 10, 4 << 20
-PIECES = 4  # of the buffer, under way together while there is one partition
+PIECES = 6  # of the buffer, under way together while there is one partition
 OPEN_AHEAD = 16  # objects; small ones come whole when they are opened
 NO_STOP = 2**63 - 1
 
