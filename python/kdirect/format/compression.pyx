@@ -16,8 +16,6 @@ compression libraries are imported here and nowhere else; their exceptions do no
 - lz4: one frame of independent blocks is written, because Kafka's Java client refuses linked ones.
   Linked blocks are read.  snappy: written raw, as librdkafka does; the Java client and librdkafka
   read both that and xerial's framing, and so does this file.
-- pyarrow is loaded when one of its codecs is first used.  A broker looks into batches seldom, and
-  would take a third of its start to load it.
 """
 
 import zlib
@@ -331,26 +329,17 @@ cdef object _run_lz4(bytes data, uint64_t limit):
     try:
         if block_max:
             return _lz4_blocks(data, capacity, block_max)
-        return _lz4_linked(data if used == <size_t>len(data) else data[:used], capacity)
+        return _arrow_codec("lz4").decompress(data if used == <size_t>len(data) else data[:used],
+                                              capacity)
     except FormatError:
         raise
     except (cramjam.DecompressionError, OSError, ValueError) as e:
         raise _broken("lz4") from e
 
 
-cdef object _lz4_linked(bytes frame, uint64_t capacity):
-    """Decompress a frame whose blocks may be linked."""
-    pa = _pyarrow()
-    try:
-        return pa.Codec("lz4").decompress(frame, capacity)
-    except pa.ArrowException as e:
-        raise _broken("lz4") from e
-
-
-cdef object _pyarrow():
-    import pyarrow
-
-    return pyarrow
+cdef object _arrow_codec(str name):
+    import pyarrow  # now: it would be a third of the start of a broker, which seldom needs it
+    return pyarrow.Codec(name)
 
 
 cdef object _lz4_blocks(bytes data, uint64_t capacity, uint64_t block_max):
@@ -667,9 +656,9 @@ cdef class Compressor:
         if self.codec == CODEC_ZSTD:
             self._tool = zstandard.ZstdCompressor(level=3 if level is None else level)
         elif self.codec == CODEC_LZ4:
-            self._tool = _pyarrow().Codec("lz4")
+            self._tool = _arrow_codec("lz4")
         elif self.codec == CODEC_SNAPPY:
-            self._tool = _pyarrow().Codec("snappy")
+            self._tool = _arrow_codec("snappy")
         else:
             self._tool = None
 
@@ -704,7 +693,8 @@ cdef class Compressor:
     cdef object _run_lz4_piece(self, data):
         frame = _sized(self._tool.compress(data))
         if frame[4] != LZ4_FLAGS_INDEPENDENT:
-            raise FormatError(f"pyarrow {_pyarrow().__version__} wrote an lz4 frame with flags"
+            import pyarrow
+            raise FormatError(f"pyarrow {pyarrow.__version__} wrote an lz4 frame with flags"
                               f" {frame[4]:#x}; Kafka's Java client may not read it",
                               hint="use another codec, or another version of pyarrow")
         return frame
