@@ -88,7 +88,6 @@ class RecordRows:
         self, settings: SourceSettings, session: Any, tp: TopicPartition, start: int, stop: int
     ) -> None:
         self.dropped = Dropped()  # none ever
-        self.transport = session.transport
         self._columns = settings.columns and list(settings.columns)
         self._reader = session.reader(
             tp,
@@ -101,6 +100,10 @@ class RecordRows:
     @property
     def next_offset(self) -> int:
         return self._reader.next_offset
+
+    @property
+    def transport(self) -> str:
+        return str(self._reader.transport)
 
     def batches(self) -> Generator[pa.RecordBatch, None, None]:
         for batch in self._reader:

@@ -62,6 +62,7 @@ def test_a_batch_reads_objects_with_a_task_each(spark, tiers, tmp_path):
     assert tiers.figure("remote_fetch_requests") == before, "the broker read the store"
     statistics = told(tmp_path / "told")
     cold = [x for x in statistics if x.get("client_cold_gets")]
+    assert {x["transport"] for x in cold if x["stop"] < RECORDS} == {"objects"}
     assert len(cold) > 1, "one task read all objects"
     assert sum(x["client_cold_lookups"] for x in cold) == 0, "a task asked the broker"
     stored = sum(info.size for info in tiers.place.store().list())
