@@ -16,7 +16,15 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from rows_backfill import MASTER, SIZES, TOPIC_PARTITIONS, ending, require_cold, segments_of
+from rows_backfill import (
+    MASTER,
+    SIZES,
+    TOPIC_PARTITIONS,
+    counted,
+    ending,
+    require_cold,
+    segments_of,
+)
 from rows_spark import to_noop
 from tiers import TIERED, WAIT_S, batch_of, batches_of, fill, local_start
 from versus import systems
@@ -128,10 +136,9 @@ def tier_backfill(seconds: float, quick: bool) -> list[dict[str, Any]]:
                     if system.key == Kdirect.key:
                         reader = reader.option("coldReads", "direct")
                     frame = reader.load()
-                    found = frame.count()
+                    found = counted(frame)
                     if found != records:
                         raise RuntimeError(f"{found} of {records} came from {system.label}")
-                    to_noop(frame)
                     runs[system.key] = lambda frame=frame: records / to_noop(frame)
                 both.require_cold(topic, stop)
                 rates = turns(1 if quick else 3, runs, memory=0 if quick else 1 << 30)
