@@ -24,6 +24,7 @@ from kdirect.log.kernel import CommitKernel
 from kdirect.log.manager import LogManager
 from kdirect.log.partition import Partition
 from kdirect.model import TopicPartition
+from tests.log.tiered_logs import Logs
 
 TP = TopicPartition("t", 0)
 
@@ -175,3 +176,11 @@ def fill_disk() -> Callable[[Path], None]:
                 f.write(bytes(4096))
 
     return fill
+
+
+@pytest.fixture
+def logs(memory_path: Path) -> Iterator[Logs]:
+    made = Logs(memory_path / "log")
+    yield made
+    if made.manager is not None:
+        made.manager.close(clean=False)

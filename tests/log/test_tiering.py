@@ -7,83 +7,19 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kdirect.errors import ClosedError, LogError, OffsetOutOfRangeError, TieredOffsetError
-from kdirect.format.batch import iterate_batches
 from kdirect.log import checkpoint, producer_state
 from kdirect.log.config import LogConfig
 from kdirect.log.manager import LogManager
-from kdirect.log.partition import Partition
 from kdirect.log.retention import expired_locally
 from tests.log.conftest import TP, stamped
-
-NOW = int(time.time() * 1000)
-HOUR = 3_600_000
-TIERED = {"remote.storage.enable": "true"}
-
-
-class Logs:
-    """The log manager of a broker that has tiered storage, with one partition; `crash` leaves the
-    directory as a process leaves it that dies."""
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self.manager: LogManager | None = None
-        self.config = LogConfig(segment_bytes=4096, remote_system=True, retention_ms=-1)
-
-    def open(self, **own: Any) -> Partition:
-        """The partition; `own` are properties of its topic, with underscores for dots."""
-        if self.manager is None:
-            self.manager = LogManager([self.directory], self.config).open()
-        found = self.manager.partitions.get(TP)
-        properties = TIERED | {k.replace("_", "."): str(v).lower() for k, v in own.items()}
-        if found is None:
-            return self.manager.create_partition(TP, properties)
-        if own:
-            self.manager.alter_topic(TP.topic, properties)
-        return found
-
-    def restart(self, *, clean: bool = True) -> Partition:
-        assert self.manager is not None
-        self.manager.close(clean=clean)
-        self.manager = None
-        return self.open()
-
-    def starts(self) -> dict:
-        return checkpoint.read_offsets(self.directory / checkpoint.LOG_STARTS)
-
-
-@pytest.fixture
-def logs(memory_path: Path) -> Iterator[Logs]:
-    made = Logs(memory_path / "log")
-    yield made
-    if made.manager is not None:
-        made.manager.close(clean=False)
-
-
-def fill(p: Partition, batch: Callable[..., bytes], segments: int, each: int = 10) -> None:
-    """`segments` sealed segments of `each` records, then an active one of one record."""
-    for _ in range(segments):
-        for _ in range(each):
-            p.append(batch(timestamp_ms=NOW - HOUR))
-        p.roll()
-    p.append(batch(timestamp_ms=NOW))
-
-
-def bases(p: Partition) -> list[int]:
-    return [s.base_offset for s in p.segments]
-
-
-def records(buffers) -> list[int]:
-    return [i.base_offset for b in buffers for i in iterate_batches(bytes(b))]
-
-
-# -- local retention -------------------------------------------------------------------------------
+from tests.log.tiered_logs import HOUR, NOW, TIERED, Logs, bases, cold, fill, records
 
 
 def test_only_what_is_copied_goes_and_the_log_start_stays(logs, batch) -> None:
@@ -177,13 +113,6 @@ def test_a_copy_deletes_by_local_retention_but_never_rolls(logs, batch) -> None:
 
 
 # -- reading ---------------------------------------------------------------------------------------
-
-
-def cold(p: Partition, batch: Callable[..., bytes], segments: int, tiered: int) -> None:
-    """Of `segments` segments of ten records, `tiered` are in remote storage only."""
-    fill(p, batch, segments)
-    p.note_tiered(10 * tiered)
-    assert p.apply_retention(NOW) == tiered
 
 
 def test_a_cold_offset_is_never_answered_from_another_segment(logs, batch) -> None:
@@ -336,81 +265,6 @@ def test_segments_below_the_log_start_go_although_not_copied(logs, batch) -> Non
     assert bases(p) == [20, 30]
     p.kernel.set_log_start_offset(30)
     assert p.apply_retention(NOW) == 1 and bases(p) == [30]
-
-
-def test_a_log_that_is_tiered_no_longer_starts_where_it_does_here(logs, batch) -> None:
-    p = logs.open(local_retention_ms=1000)
-    cold(p, batch, 3, 2)
-    logs.open(remote_storage_enable=False, remote_log_delete_on_disable=True)
-    assert not p.is_tiered and p.log_start_offset == p.local_log_start_offset == 20
-    assert p.remote_end_offset == 0
-    with pytest.raises(OffsetOutOfRangeError):
-        p.read(19, 100)
-    p.note_tiered(30)
-    assert p.remote_end_offset == 0, "who copies may not have heard yet"
-    logs.open(remote_storage_enable=True)
-    assert p.remote_end_offset == 0, "the copies of before do not count"
-    logs.open(remote_storage_enable=False, remote_log_delete_on_disable=True)
-    p = logs.restart(clean=False)
-    assert p.log_start_offset == 20
-
-
-def test_a_log_that_becomes_tiered_starts_where_it_does_here(logs, batch) -> None:
-    p = logs.open(remote_storage_enable=False, retention_ms=1000)
-    fill(p, batch, 3)
-    assert p.apply_retention(NOW) == 3 and p.log_start_offset == 30
-    logs.open(remote_storage_enable=True, retention_ms=-1)
-    p = logs.restart(clean=False)
-    assert p.is_tiered and p.log_start_offset == 30, "what went before was never copied"
-
-
-def test_a_log_that_becomes_tiered_again_keeps_its_start(logs, batch) -> None:
-    """Whatever the checkpoint said before: what was below it is deleted from remote storage."""
-    p = logs.open(local_retention_ms=1000)
-    fill(p, batch, 3)
-    p.note_tiered(20)
-    assert p.apply_retention(NOW) == 2 and p.log_start_offset == 0
-    logs.open(remote_storage_enable=False)
-    assert p.log_start_offset == 20
-    logs.open(local_retention_ms=1000)
-    assert p.is_tiered
-    p = logs.restart(clean=False)
-    assert (p.log_start_offset, p.local_log_start_offset) == (20, 20)
-
-
-def test_a_log_that_is_tiered_again_starts_before_what_is_here(logs, batch) -> None:
-    """The checkpoint leaves a log out that starts with its first segment, if it is not tiered."""
-    p = logs.open(local_retention_ms=1000)
-    fill(p, batch, 3)
-    p.note_tiered(20)
-    assert p.apply_retention(NOW) == 2
-    logs.open(remote_storage_enable=False)
-    logs.open(local_retention_ms=1000)
-    logs.open(remote_storage_enable=False)
-    logs.manager.checkpoint()
-    assert TP not in logs.starts()
-    logs.open(local_retention_ms=1000)
-    p.note_tiered(30)
-    assert p.apply_retention(NOW) == 1 and p.local_log_start_offset == 30
-    p = logs.restart(clean=False)
-    assert (p.log_start_offset, p.local_log_start_offset) == (20, 30)
-
-
-def test_where_the_log_start_cannot_be_written_a_log_is_not_tiered(
-    logs, batch, monkeypatch
-) -> None:
-    p = logs.open(remote_storage_enable=False)
-    fill(p, batch, 2)
-
-    def full() -> None:
-        raise OSError(28, "no space")
-
-    monkeypatch.setattr(p, "write_log_starts", full)
-    with pytest.raises(LogError, match="log start offset 0"):
-        logs.open(local_retention_ms=1000)
-    assert not p.is_tiered
-    p = logs.restart(clean=False)
-    assert not p.is_tiered, "its properties are on disk after its log start"
 
 
 def test_a_lost_checkpoint_does_not_move_the_log_start_forward(logs, batch) -> None:

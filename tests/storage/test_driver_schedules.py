@@ -51,9 +51,10 @@ def _log_start_stays_in_memory(patch: pytest.MonkeyPatch) -> None:
 
     def changed(partition: Partition, config: Any, write: Any = lambda: None) -> None:
         start, partition._start_on_disk = partition._start_on_disk, partition.log_start_offset
-        put, partition._put_start_on_disk = partition._put_start_on_disk, lambda: None  # type: ignore[method-assign]
-        reconfigure(partition, config, write)
-        partition._put_start_on_disk, partition._start_on_disk = put, start  # type: ignore[method-assign]
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(partition, "_put_start_on_disk", lambda: None)
+            reconfigure(partition, config, write)
+        partition._start_on_disk = start
 
     patch.setattr(Partition, "reconfigure", changed)
 
