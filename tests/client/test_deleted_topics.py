@@ -128,6 +128,22 @@ def test_watermarks_whose_slots_were_lost_tell_of_another_topic(tmp_path: Path) 
     broker.stop()
 
 
+def test_a_broker_that_is_behind_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a cluster, one that has not heard of the topic yet may be asked for its id."""
+    with kdirect.Broker() as broker, kdirect.connect(settings(broker, "shm")) as session:
+        put(session, TP.topic, 1)
+        known = id_of(session, TP.topic)
+        cluster = session._shared.cluster
+        refresh, answers = cluster.refresh, [{}]
+        monkeypatch.setattr(
+            cluster, "refresh", lambda *a, **k: answers.pop() if answers else refresh(*a, **k)
+        )
+        with pytest.raises(UnknownTopicError, match="t-0 was deleted"):
+            session.watermarks([TP], topic_ids=known)
+        assert not answers
+        assert session.watermarks([TP], topic_ids=known) == {TP: (0, 1)}
+
+
 def test_a_topic_that_is_being_deleted_is_not_listed(tmp_path: Path) -> None:
     """It is unknown to who asks for it by its name; a planner that listed it took the next topic
     of its name for it."""

@@ -92,8 +92,8 @@ class Watermarks:
                     cluster.forget(topic)
         if asked:  # this may take long where a broker is lost: nobody waits for the lock meanwhile
             out |= self._ask([tp for tp in wanted if tp in asked])
-            if topic_ids is not None:
-                _compare(self._ids(asked), topic_ids)
+            if topic_ids is not None and (others := _others(self._ids(asked), topic_ids)):
+                raise _deleted(others[0])
         return {tp: out[tp] for tp in wanted}
 
     def _look_twice(
@@ -138,7 +138,11 @@ class Watermarks:
         if topic_ids is not None:
             if new := out.keys() - self._topic_ids.keys():
                 self._topic_ids |= self._ids(new)
-            _compare({tp: self._topic_ids[tp] for tp in out}, topic_ids)
+            others = _others({tp: self._topic_ids[tp] for tp in out}, topic_ids)
+            if others:
+                # Or the broker that told the id is behind: the next call looks at all of it anew.
+                self._direct.release(others)
+                raise _deleted(others[0])
         return out, asked
 
     def _refresh(self, fetcher: DirectFetcher) -> None:
@@ -202,8 +206,8 @@ def _deleted(tp: TopicPartition) -> UnknownTopicError:
     return UnknownTopicError(f"{tp} was deleted while it was watched", hint="list the topics again")
 
 
-def _compare(found: Mapping[TopicPartition, str], topic_ids: Mapping[str, str]) -> None:
-    """UnknownTopicError where what was learned of a partition is of another topic."""
-    for tp, topic_id in found.items():
-        if topic_id and topic_ids.get(tp.topic, topic_id) != topic_id:
-            raise _deleted(tp)
+def _others(
+    found: Mapping[TopicPartition, str], topic_ids: Mapping[str, str]
+) -> list[TopicPartition]:
+    """The partitions of which what was learned is another topic's."""
+    return [tp for tp, i in found.items() if i and topic_ids.get(tp.topic, i) != i]
