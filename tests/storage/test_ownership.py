@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +24,7 @@ from tests.storage.tiered_broker import TieredBroker, tiered_broker
 from tests.support import wait_until
 
 RECORDS = 1000
+WAIT_S = 30.0
 PATIENT_S = 3.0  # in which a broker that may sweeps several times
 
 
@@ -324,6 +326,46 @@ def test_several_that_share_an_id_by_agreement(object_stores: Any) -> None:
     alone, first, second = (owner(store, Memory(), scope=s) for s in ("", "1/", "2/"))
     for each in (alone, first, second, alone, first):
         each.require(0)
+
+
+def test_who_begins_waits_for_nobody_that_looks(object_stores: Any) -> None:
+    """The keeper of a cluster asks the event loop, on which a leadership begins."""
+    store = object_stores["directory"].fresh().store()
+    looks, go = threading.Event(), threading.Event()
+
+    class Slow(Memory):
+        def remember(self, incarnations: Any) -> None:
+            looks.set()
+            assert go.wait(WAIT_S)
+            super().remember(incarnations)
+
+    mine = owner(store, Slow(), begins=False)
+    looking = threading.Thread(target=mine.require, args=(0,))
+    looking.start()
+    assert looks.wait(WAIT_S)
+    threading.Thread(target=lambda: (mine.begin(), go.set()), daemon=True).start()
+    assert go.wait(WAIT_S), "it began meanwhile"
+    looking.join()
+    before = markers(store, "c/owners/")
+    mine.require(1000)
+    (after,) = markers(store, "c/owners/")
+    assert [marker.number for marker in before] == [1] and after.number == 2
+    assert after.incarnation != before[0].incarnation
+
+
+def test_starts_that_cannot_say_so_do_not_make_the_owner_a_stranger(
+    object_stores: Any, tmp_path: Path
+) -> None:
+    """A store that refuses what is put, and a broker that is started again and again."""
+    store = object_stores["directory"].fresh().store()
+    owner(store, FileKeeper([tmp_path])).require(0)
+    with contextlib.ExitStack() as refusing:
+        refusing.callback(setattr, store, "put", store.put)
+        store.put = lambda *a, **k: (_ for _ in ()).throw(RemoteUnavailableError("no"))
+        for _ in range(2 * ownership.MOST_KEPT):
+            with pytest.raises(RemoteUnavailableError):
+                owner(store, FileKeeper([tmp_path])).require(0)
+    owner(store, FileKeeper([tmp_path])).require(0)
 
 
 def test_one_of_several_directories_is_enough(tmp_path: Path) -> None:

@@ -36,7 +36,9 @@ async def add_incarnations(store: LoopStore, incarnations: Sequence[str]) -> lis
     """Add these; all that are known.  Errors as above, and ConfigError: the store refuses."""
     while True:
         node = await _read(store)
-        kept = list(dict.fromkeys([*_decode(node), *incarnations]))[-MOST:]
+        before = [x for x in _decode(node) if x not in incarnations]
+        # What is told now stays longest: the present owner may be the one known longest.
+        kept = list(dict.fromkeys([*before, *incarnations]))[-MOST:]
         value = write_object({"version": 1, "incarnations": kept})
         path = paths.REMOTE_OWNER
         write: Operation

@@ -87,7 +87,9 @@ class FileKeeper:
         return list(found)
 
     def remember(self, incarnations: Sequence[str]) -> None:
-        kept = list(dict.fromkeys([*self._read(), *incarnations]))[-MOST_KEPT:]
+        before = [x for x in self._read() if x not in incarnations]
+        # What is told now stays longest: the present owner may be the one known longest.
+        kept = list(dict.fromkeys([*before, *incarnations]))[-MOST_KEPT:]
         data = json.dumps({"version": 1, "incarnations": kept}).encode()
         failed: list[OSError] = []
         for directory in self._directories:
@@ -125,6 +127,7 @@ class Ownership:
         self._lock = threading.Lock()
         self._incarnation = _new_incarnation()
         self._begins = begins  # this incarnation has not said yet that it is the owner
+        self._another = threading.Event()  # incarnation is to begin
         self._looked_at: float | None = None  # when it was the owner
         self._lost: NotOwnerError | None = None
         self._lost_at = 0.0
@@ -147,11 +150,9 @@ class Ownership:
         self._serves.set()
 
     def begin(self) -> None:
-        """Another incarnation begins: it says so at the next `require`."""
-        with self._lock:
-            self._incarnation = _new_incarnation()
-            self._begins = True
-            self._looked_at = None
+        """Another incarnation begins: it says so at the next `require`.  Waits for nobody: who
+        looks just now holds the lock, and its keeper may need the caller's event loop."""
+        self._another.set()
 
     def require(self, within_s: float) -> None:
         """Return if this is the owner, as was seen no longer than `within_s` ago.  NotOwnerError;
@@ -160,6 +161,10 @@ class Ownership:
         with self._lock:
             if self._closed:
                 raise ClosedError("the broker is stopping")
+            if self._another.is_set():
+                self._another.clear()
+                self._incarnation = _new_incarnation()
+                self._begins, self._looked_at = True, None
             now = time.monotonic()
             if self._lost is not None and now < self._lost_at + LOST_FOR_S:
                 raise self._lost
