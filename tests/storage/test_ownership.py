@@ -3,21 +3,35 @@ id that was given twice.  What only one of them knows is never deleted by the ot
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import shutil
 import socket
 import threading
 import time
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from kdirect.broker.remote_metadata import RemoteMetadataTable
 from kdirect.errors import ClosedError, KdirectError, NotOwnerError, RemoteUnavailableError
+from kdirect.format.remote_metadata import (
+    PartitionDeleteState,
+    RemotePartitionDelete,
+    RemoteSegment,
+    SegmentState,
+)
 from kdirect.log import checkpoint
+from kdirect.log.clock import now_ms
+from kdirect.member import remote_owner
+from kdirect.member.loop_store import LoopStore
 from kdirect.storage import ownership, remote_logs
 from kdirect.storage.ownership import FileKeeper, Ownership, markers
+from kdirect.store.contract import Create
+from kdirect.store.sim import SimServer, SimStore
 from tests.object_servers import Place, gate_to
 from tests.storage.test_remote_tools import credentials, rebuild, run
 from tests.storage.tiered_broker import TieredBroker, tiered_broker
@@ -231,6 +245,33 @@ def test_what_a_given_up_copy_stored_after_all_is_deleted(
             assert tiers.figure("remote_orphans") == 1
 
 
+def test_a_partition_whose_end_is_told_twice_is_remembered_once() -> None:
+    """By a leader whose first word seemed to be lost; and one that led before comes late."""
+    table = RemoteMetadataTable(3_600_000)
+    where: dict[str, Any] = {"topic": "t", "topic_id": uuid.uuid4(), "partition": 0, "broker_id": 1}
+    where["event_timestamp_ms"] = now_ms()
+
+    def begun() -> RemoteSegment:
+        return RemoteSegment(
+            **where,
+            segment_id=uuid.uuid4(),
+            base_offset=0,
+            end_offset=1,
+            max_timestamp_ms=0,
+            leader_epochs=((0, 0),),
+            size=1,
+            custom=None,
+            state=SegmentState.COPY_SEGMENT_STARTED,
+        )
+
+    finished = PartitionDeleteState.DELETE_PARTITION_FINISHED
+    given_up = begun()
+    for record in (given_up, *2 * [RemotePartitionDelete(**where, state=finished)], begun()):
+        table.take(record)
+    found = [segment.segment_id for segment in table.given_up(lambda key: True)]
+    assert found == [given_up.segment_id] and not table.partitions
+
+
 # -- the rules -------------------------------------------------------------------------------------
 
 
@@ -366,6 +407,30 @@ def test_starts_that_cannot_say_so_do_not_make_the_owner_a_stranger(
             with pytest.raises(RemoteUnavailableError):
                 owner(store, FileKeeper([tmp_path])).require(0)
     owner(store, FileKeeper([tmp_path])).require(0)
+
+
+def test_a_cluster_knows_its_present_owner_longest() -> None:
+    async def all_of_them() -> list[str]:
+        server = SimServer(1)
+        store = LoopStore(SimStore(server), asyncio.get_running_loop())
+        store.start(lambda event: None)
+
+        async def answered(work: Any) -> Any:
+            task = asyncio.ensure_future(work)
+            while not task.done():
+                server.step()
+                await asyncio.sleep(0)
+            return task.result()
+
+        await answered(store.commit_later(Create("/kdirect", b"")))
+        for number in range(2 * remote_owner.MOST):
+            await answered(remote_owner.add_incarnations(store, ["owner", str(number)]))
+        found: list[str] = await answered(remote_owner.read_incarnations(store))
+        return found
+
+    found = asyncio.run(all_of_them())
+    assert len(found) == remote_owner.MOST
+    assert found[-2:] == ["owner", str(2 * remote_owner.MOST - 1)]
 
 
 def test_one_of_several_directories_is_enough(tmp_path: Path) -> None:
