@@ -140,7 +140,7 @@ class Watermarks:
                 self._topic_ids |= self._ids(new)
             others = _others({tp: self._topic_ids[tp] for tp in out}, topic_ids)
             if others:
-                # Or the broker that told the id is behind: the next call looks at all of it anew.
+                # Or the broker that told the id is behind: the next call gets a new slot, and asks.
                 self._direct.release(others)
                 raise _deleted(others[0])
         return out, asked
