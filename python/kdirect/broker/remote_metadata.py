@@ -74,9 +74,9 @@ class RemoteMetadataTable:
     def take(self, record: Record) -> None:
         """A record that was appended."""
         key = (record.topic_id, record.partition)
-        found = self.partitions.get(key)
-        if found is None:  # of one that was deleted, its end may be told twice, say
-            found = self.partitions[key] = self.deleted.pop(key, None) or PartitionMetadata()
+        if key in self.deleted:  # its end may be told twice, say
+            self.partitions[key] = self.deleted.pop(key)
+        found = self.partitions.setdefault(key, PartitionMetadata())
         found.apply(record)
         if found.is_gone and found.deletion is not None:
             del self.partitions[key]
