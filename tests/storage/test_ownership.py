@@ -18,6 +18,7 @@ import pytest
 
 from kdirect.broker.remote_metadata import RemoteMetadataTable
 from kdirect.errors import ClosedError, KdirectError, NotOwnerError, RemoteUnavailableError
+from kdirect.format.ids import encode_id
 from kdirect.format.remote_metadata import (
     PartitionDeleteState,
     RemotePartitionDelete,
@@ -320,6 +321,12 @@ def test_the_next_start_is_the_owner_whatever_a_crash_left(object_stores: Any) -
     with pytest.raises(OSError, match="no space"):
         owner(store, keeper).require(0)
     assert len(markers(store, "c/owners/")) == 1
+
+
+def test_an_incarnation_can_be_given_on_a_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = [uuid.UUID(bytes=b"\xfb" * 16), uuid.UUID(int=7)]  # the first one's text begins with -
+    monkeypatch.setattr(ownership.uuid, "uuid4", lambda: given.pop(0))
+    assert ownership._new_incarnation() == encode_id(uuid.UUID(int=7))
 
 
 def test_of_two_that_begin_at_once_one_is_the_owner(object_stores: Any) -> None:

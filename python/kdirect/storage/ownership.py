@@ -277,7 +277,9 @@ def described(store: ObjectStore, marker: Marker) -> str:
 
 
 def _new_incarnation() -> str:
-    return encode_id(uuid.uuid4())
+    while (found := encode_id(uuid.uuid4())).startswith("-"):
+        pass  # `--owner` could not take it from a command line
+    return found
 
 
 __all__ = ["FileKeeper", "Keeper", "Ownership", "take_by_force"]
