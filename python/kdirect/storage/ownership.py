@@ -25,6 +25,7 @@ names (`kdirect.storage.sweep`).
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import threading
@@ -187,9 +188,10 @@ class Ownership:
         mine = self._put(number)
         self._require_own(newest_marker(self._store, self._folder))
         self._begins = False
-        for marker in markers(self._store, self._folder):
-            if marker < mine:
-                self._store.delete(marker.key)
+        with contextlib.suppress(KdirectError):  # who may not delete is the owner all the same
+            for marker in markers(self._store, self._folder):
+                if marker < mine:
+                    self._store.delete(marker.key)
 
     def _require_own(self, newest: Marker | None) -> None:
         if newest is None or newest.incarnation == self._replaces:
