@@ -53,10 +53,7 @@ def test_a_log_that_is_tiered_again_starts_before_what_is_here(logs, batch) -> N
     """The checkpoint leaves a log out that starts with its first segment, if it is not tiered."""
     p = logs.open(local_retention_ms=1000)
     fill(p, batch, 3)
-    p.note_tiered(20)
-    assert p.apply_retention(NOW) == 2
-    logs.open(remote_storage_enable=False)
-    logs.open(local_retention_ms=1000)
+    p.move_log_start(20)  # which is on disk then
     logs.open(remote_storage_enable=False)
     logs.manager.checkpoint()
     assert TP not in logs.starts()

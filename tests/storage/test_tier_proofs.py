@@ -379,7 +379,7 @@ def test_each_figure_moves_when_its_thing_happens(
             faults, is_given_up = [(403, "AccessDenied"), CUT], threading.Event()
 
             def fault(request: Any) -> Any:
-                if not faults or request.method != "PUT":
+                if not faults or request.method != "PUT" or not request.path.endswith(".kseg"):
                     return None
                 answer = faults.pop(0)
                 assert answer != CUT or is_given_up.wait(30)
@@ -455,5 +455,10 @@ def test_each_figure_moves_when_its_thing_happens(
         with tiered_broker(place, log, **more) as tiers:
             assert tiers.consume(tiers.partition.log_start_offset, 300)
             moves.expect(tiers, "index_damaged")
+            owners = f"{tiers.broker.server.logs.cluster_id}/owners/"
+            place.store().put(f"{owners}{99:020}-another", 2, [b"{}"])
+            tiers.broker.server.remote.ownership.begin()  # or it looks in a minute
+            tiers.broker.server.remote.logs.own_soon()
+            moves.expect(tiers, not_owner=1)
     elsewhere = {"remote_chunks_ahead", "remote_chunks_unused"}  # test_caches, test_remote_reader
     assert moves.seen | elsewhere == {name for name, _, _ in REMOTE_ROWS}
