@@ -349,11 +349,11 @@ def test_a_connection_lost_with_requests_under_way(behind, proxy, broker, new_to
 @pytest.mark.parametrize(("decision", "maybe"), [("cut", True), ("cut after", True)])
 def test_answers_that_never_come_may_have_been_committed(behind, proxy, new_topic, decision, maybe):
     tp = TopicPartition(new_topic(), 0)
-    with TcpAppender(behind(), tp, timeout_ms=300) as appender:
+    with TcpAppender(behind(), tp, timeout_ms=1000) as appender:
         appender.append(make_batch([b"0"]))
         proxy.once(PRODUCE, decision, times=1000)
         with pytest.raises(
-            DeliveryError, match=r"within 300 ms: the broker at .* closed the connection"
+            DeliveryError, match=r"within 1000 ms: the broker at .* closed the connection"
         ) as caught:
             appender.append(make_batch([b"1"]))
         assert caught.value.maybe_committed is maybe
