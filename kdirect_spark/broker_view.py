@@ -131,7 +131,7 @@ class BrokerView:
         if not first:
             return {}
         try:
-            return self.look(lambda s: s.watermarks(first, topic_ids=self._known_ids()))
+            return self._ask(first)
         except UnknownTopicError:  # deleted; a new topic may have its name
             pass
         wanted: list[TopicPartition] = []
@@ -141,26 +141,26 @@ class BrokerView:
             if not wanted:
                 return {}
             try:
-                return self.look(
-                    lambda s, wanted=wanted: s.watermarks(wanted, topic_ids=self._known_ids())
-                )
+                return self._ask(wanted)
             except UnknownTopicError:  # deleted or created again since it was listed
                 time.sleep(FIRST_LISTING_WAIT_S * 2**listing)
         out: dict[TopicPartition, tuple[int, int]] = {}
         for topic in dict.fromkeys(tp.topic for tp in wanted):
             those = [tp for tp in wanted if tp.topic == topic]
             try:
-                out |= self.look(
-                    lambda s, those=those: s.watermarks(those, topic_ids=self._known_ids())
-                )
+                out |= self._ask(those)
             except UnknownTopicError as e:
                 log.warning("topic %s comes and goes: %s", topic, e)
         return out
 
-    def _known_ids(self) -> dict[str, str]:
-        """Offsets of other topics than these are refused: those that were listed last, so that
-        `take_created_again` tells of each one that offsets are given of."""
-        return {topic: topic_id for topic, topic_id in self._ids.items() if topic_id is not None}
+    def _ask(self, tps: list[TopicPartition]) -> dict[TopicPartition, tuple[int, int]]:
+        """Their watermarks, of the topics that were listed last: those of others are refused, so
+        `take_created_again` tells of each topic that offsets are given of."""
+        names = {tp.topic for tp in tps}
+        ids = {topic: i for topic in names if (i := self._ids.get(topic)) is not None}
+        found: dict[TopicPartition, tuple[int, int]]
+        found = self.look(lambda s: s.watermarks(tps, topic_ids=ids))
+        return found
 
     def resolve(
         self,

@@ -57,7 +57,7 @@ def split_at_objects(
     follow each other without a gap, and the first one holds the start of the range."""
     out: list[LocatedRange] = []
     ranges = list(ranges)
-    wanted = _bytes_of_a_task(ranges, places)
+    wanted = _bytes_of_a_task(ranges, places) if by_object else 0
     for whole in ranges:
         if not by_object:
             out.append(LocatedRange(whole, tuple(places.get(whole.topic_partition, ()))))

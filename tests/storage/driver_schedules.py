@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import argparse
 import logging
 import shutil
 import sys
@@ -14,6 +13,7 @@ from collections import Counter
 from pathlib import Path
 
 from tests.storage.driver_world import DriverWorld
+from tests.storage.schedules import run_many
 
 STEPS = 60
 
@@ -43,23 +43,6 @@ def quiet() -> None:
     logging.getLogger("kdirect").setLevel(logging.ERROR)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--first", type=int, default=0)
-    parser.add_argument("--schedules", type=int, default=2000)
-    arguments = parser.parse_args()
-    quiet()
-    total: Counter[str] = Counter()
-    failed = 0
-    for seed in range(arguments.first, arguments.first + arguments.schedules):
-        try:
-            total += run(seed)[0]
-        except Exception as e:
-            failed += 1
-            print(f"seed {seed}: {type(e).__name__}: {e}", flush=True)
-    print(f"{arguments.schedules} schedules, {failed} failed: {dict(total)}")
-    return 1 if failed else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    quiet()
+    sys.exit(run_many(lambda seed: run(seed)[0], __doc__, 2000))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import Counter
+from collections.abc import Callable
 
 from kdirect.storage.remote_events import TopicDeleted
 from kdirect.storage.remote_log import RemoteLog
@@ -31,10 +32,11 @@ def run(seed: int, kind: type[RemoteLog] = RemoteLog) -> Counter[str]:
     return Counter(world.counts)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def run_many(run: Callable[[int], Counter[str]], doc: str, schedules: int) -> int:
+    """Run the seeds that the command line names, `schedules` by default; the exit status."""
+    parser = argparse.ArgumentParser(description=doc.splitlines()[0])
     parser.add_argument("--first", type=int, default=0)
-    parser.add_argument("--schedules", type=int, default=20_000)
+    parser.add_argument("--schedules", type=int, default=schedules)
     arguments = parser.parse_args()
     total: Counter[str] = Counter()
     failed = 0
@@ -49,4 +51,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_many(run, __doc__, 20_000))

@@ -15,6 +15,7 @@ from kdirect.storage import copy_rules, remote_log, remote_logs
 from kdirect.storage.remote_logs import RemoteLogs
 from kdirect.storage.segment_states import PartitionMetadata
 from tests.storage.driver_schedules import quiet, run
+from tests.storage.world import bytes_here
 
 COUNT = 300
 
@@ -63,7 +64,7 @@ def _bytes_count_twice(patch: pytest.MonkeyPatch) -> None:
     """As it was while copies were about to go."""
 
     def twice(local: Any, remote: Any, start: int) -> int:
-        return int(remote.bytes_from(start)) + copy_rules.untiered_bytes(local, start)
+        return int(remote.bytes_from(start)) + bytes_here(local, start)
 
     patch.setattr(copy_rules, "whole_size", twice)
 

@@ -21,12 +21,21 @@ from kdirect.format.remote_metadata import (
 )
 from kdirect.format.segment_object import TailPlace, parse_custom_metadata
 from kdirect.storage import remote_events as e
-from kdirect.storage.copy_rules import LocalLog, LocalSegment, TierConfig, untiered_bytes
+from kdirect.storage.copy_rules import LocalLog, LocalSegment, TierConfig
 from kdirect.storage.remote_log import RemoteLog
 
 TOPIC_ID = uuid.UUID(int=7)
 RECORD_BYTES = 100
 LOOK_MS = 500
+
+
+def bytes_here(local: LocalLog, start: int) -> int:
+    """Bytes of the local log from `start` on."""
+    total = local.active_bytes
+    for segment in local.sealed:
+        missing = segment.end_offset - max(start, segment.base_offset)
+        total += segment.size * max(0, missing) // (segment.end_offset - segment.base_offset)
+    return total
 
 
 class Stored(NamedTuple):
@@ -508,7 +517,7 @@ class World:
             counted = {s.segment_id for s in self.leader.machine.segments}
             assert counted <= finished
             if self.config.retention_bytes >= 0:
-                size = untiered_bytes(self.local(), self.remote_end)
+                size = bytes_here(self.local(), self.remote_end)
                 size += self.leader.machine.segments.bytes_from(self.log_start)
                 oldest = self.leader.machine.segments.at(self.log_start)
                 if oldest is not None and size > self.config.retention_bytes:

@@ -145,8 +145,7 @@ class ClusterHandlers:
         told = self._told(connection)
         wanted = request.topics
         if wanted is None or (version == 0 and not wanted):
-            there = [topic for topic in self._topics.all_topics() if not topic.deleting]
-            return self._answer_metadata(header, told, there, ())
+            return self._answer_metadata(header, told, self._topics.all_topics(), ())
         create = self._config["auto.create.topics.enable"] and (
             version < 4 or request.allow_auto_topic_creation
         )
@@ -250,7 +249,7 @@ class ClusterHandlers:
         topics."""
         left = max(1, min(request.response_partition_limit, MOST_ROWS))
         asked = {t.name for t in request.topics}
-        names = sorted(asked or {t.name for t in self._topics.all_topics() if not t.deleting})
+        names = sorted(asked or {t.name for t in self._topics.all_topics()})
         first = 0
         if request.cursor is not None:
             names = [n for n in names if n >= request.cursor.topic_name]

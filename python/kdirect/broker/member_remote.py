@@ -23,7 +23,7 @@ import asyncio
 import logging
 import uuid
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from functools import partial
 from typing import Any
@@ -45,7 +45,7 @@ from kdirect.broker.scheduler import soon
 from kdirect.broker.state_topic import FOR_EVER, REWRITE_FACTOR, REWRITE_RECORDS
 from kdirect.broker.topics import REMOTE_METADATA_TOPIC, Topic
 from kdirect.cluster import paths
-from kdirect.errors import KdirectError, OffsetNotAvailableError, TimedOutError
+from kdirect.errors import ClosedError, KdirectError, OffsetNotAvailableError, TimedOutError
 from kdirect.format.remote_metadata import (
     PartitionDeleteState,
     RemotePartitionDelete,
@@ -514,6 +514,8 @@ class _ClusterKeeper:
             return future.result(KEEPER_S)
         except FutureTimeoutError:
             raise TimedOutError("this broker's event loop did not answer") from None
+        except CancelledError:
+            raise ClosedError("the broker is stopping") from None
 
 
 def _id(partition: Partition) -> PartitionId:

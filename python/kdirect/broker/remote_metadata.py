@@ -170,9 +170,8 @@ class RemoteMetadata:
             admin=admin,
         )
         self._waiting: deque[tuple[Record, Done]] = deque()
-        self._untold: dict[
-            Partition, list[Record]
-        ] = {}  # which are not on the disk, for all we know
+        # Records that were appended, and are not on the disk for all that is known.
+        self._untold: dict[Partition, list[Record]] = {}
         self._retry: asyncio.TimerHandle | None = None
         self._writer: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None

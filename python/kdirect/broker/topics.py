@@ -240,8 +240,11 @@ class Registry:
         return next((t for t in self._elsewhere.values() if t.topic_id == topic_id), None)
 
     def all_topics(self) -> list[Topic | PlacedTopic]:
-        """All topics of the cluster that this broker knows of."""
-        here = [t for t in self._topics.values() if t.name not in self._elsewhere]
+        """All topics of the cluster that this broker knows of, without those that are being
+        deleted: nobody is told of them by their names either."""
+        here = [
+            t for t in self._topics.values() if t.name not in self._elsewhere and not t.deleting
+        ]
         return [*here, *self._elsewhere.values()]
 
     def __iter__(self) -> Iterator[Topic]:

@@ -102,17 +102,18 @@ def look_again(cluster: Cluster, tp: TopicPartition, topic_id: str | None) -> No
     cluster.forget(tp.topic)
     try:
         now = cluster.refresh([tp.topic], timeout_ms=NEWS_MS).get(tp.topic)
-        # Before its leader: another topic of that name may have none yet.
-        if now is None or (topic_id is not None and now.topic_id != topic_id):
-            raise UnknownTopicError(
-                f"{tp} was deleted while it was read",
-                hint="look the topic up again and open a new reader",
-            )
-        now.partition(tp.partition)
+        if now is not None:
+            now.partition(tp.partition)
     except UnknownTopicError:
         raise
     except KdirectError as e:
         log.debug("%s: its leader is not known yet: %s", tp, e)
+        return
+    if now is None or (topic_id is not None and now.topic_id != topic_id):
+        raise UnknownTopicError(
+            f"{tp} was deleted while it was read",
+            hint="look the topic up again and open a new reader",
+        )
 
 
 def concerning(tps: Sequence[TopicPartition], error: KdirectError) -> KdirectError:

@@ -136,8 +136,8 @@ class Watermarks:
             assert found is not None
             out[tp] = found.watermarks(tp)
         if topic_ids is not None:
-            if new := out.keys() - self._topic_ids.keys():
-                self._topic_ids |= self._ids(new)
+            if entered := out.keys() - self._topic_ids.keys():
+                self._topic_ids |= self._ids(entered)
             others = _others({tp: self._topic_ids[tp] for tp in out}, topic_ids)
             if others:
                 # Or the broker that told the id is behind: the next call gets a new slot, and asks.

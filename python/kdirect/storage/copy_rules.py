@@ -135,23 +135,12 @@ def first_anywhere(local: LocalLog, remote: RemoteSegments, aside: Sequence[Remo
 def whole_size(local: LocalLog, remote: RemoteSegments, start: int) -> int:
     """Bytes of the log from `start` on, each counted once wherever it lies: also where copies are
     there that local retention may not rely on, because they are about to go."""
-    tiered_end = remote.covered_from(start)
-    behind = remote.at_or_after(tiered_end)
-    total = remote.bytes_from(start) + untiered_bytes(local, tiered_end)
-    for segment in local.sealed if behind is not None else ():  # there is a gap
-        held = remote.held(max(tiered_end, segment.base_offset), segment.end_offset)
-        total -= segment.size * held // (segment.end_offset - segment.base_offset)
-    return total
-
-
-def untiered_bytes(local: LocalLog, tiered_end: int) -> int:
-    """Bytes of the local log from `tiered_end` on."""
-    total = local.active_bytes
+    total = remote.bytes_from(start) + local.active_bytes
     for segment in local.sealed:
-        if segment.end_offset > tiered_end:
-            span = segment.end_offset - segment.base_offset
-            missing = segment.end_offset - max(tiered_end, segment.base_offset)
-            total += segment.size * missing // span
+        begin, end = max(start, segment.base_offset), segment.end_offset
+        if begin < end:
+            missing = end - begin - remote.held(begin, end)
+            total += segment.size * missing // (end - segment.base_offset)
     return total
 
 
@@ -197,6 +186,5 @@ __all__ = [
     "kept_from",
     "next_to_copy",
     "pause_ms",
-    "untiered_bytes",
     "whole_size",
 ]

@@ -186,10 +186,11 @@ class Ownership:
         self._keeper.remember([*known, self._incarnation])
         number = 1 if newest is None else newest.number + 1
         mine = self._put(number)
-        self._require_own(newest_marker(self._store, self._folder))
+        there = markers(self._store, self._folder)
+        self._require_own(max(there, default=None))
         self._begins = False
         with contextlib.suppress(KdirectError):  # who may not delete is the owner all the same
-            for marker in markers(self._store, self._folder):
+            for marker in there:
                 if marker < mine:
                     self._store.delete(marker.key)
 
