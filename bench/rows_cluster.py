@@ -293,7 +293,7 @@ def _sealed_while_moving(session: Any, directory: Path) -> list[tuple[float, int
 def _copies(source: Path) -> tuple[float, float]:
     """Seconds to copy the mapped `*.log` files of a directory into new files beside it, as a log
     makes them; and of that those of memcpy alone, into pages that are there already."""
-    from kdirect.log.mapped import allocate_huge
+    from kdirect.huge_pages import allocate_huge
     from kdirect.rdma.contract import Memory
 
     alone = 0.0

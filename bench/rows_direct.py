@@ -330,7 +330,7 @@ def _memcpy_rate(size: int, seconds: float) -> float:
 def _new_file_rate(size: int, seconds: float) -> float:
     """Bytes a second of the same copies into files as a log makes them: preallocated on tmpfs (in
     huge pages where there are any), mapped, written once, unmapped, deleted."""
-    from kdirect.log.mapped import allocate_huge
+    from kdirect.huge_pages import allocate_huge
     from kdirect.rdma.contract import Memory
 
     total = 64 << 20

@@ -4,9 +4,9 @@ Law: pure.  The planner asks the broker where records lie, once a query or micro
 it in (`kdirect_spark.broker_view`).
 
 One topic partition with a hundred remote segments is read by up to a hundred tasks, each of which
-knows its objects: no task asks the broker for them.  A task costs Spark 10 to 20 ms of CPU time, in
-which it could read half of 64 MiB: small objects are read by one task together, as long as there
-are `TASKS` of them.
+knows its objects: no task asks the broker for them.  But a task keeps its slot busy for some 30 ms
+whatever it reads (measured with hot records, two tasks or sixteen), in which it could read 64 MiB:
+small objects are read by one task together, as long as there are `TASKS` of them.
 """
 
 from __future__ import annotations
@@ -18,10 +18,9 @@ from typing import Protocol
 from kdirect.model import TopicPartition
 from kdirect_spark.offsets import OffsetRange, split
 
-# Of log in one task, about, if the objects of its partition have as much.  The larger one is what
-# Spark puts into a task from files (spark.sql.files.maxPartitionBytes).
-LEAST_BYTES, MOST_BYTES = 4 << 20, 128 << 20
-TASKS = 16  # and more: a query over less than as many times `MOST_BYTES` has smaller ones
+# Of log in one task, about, if the objects of its partition have as much.
+LEAST_BYTES, MOST_BYTES = 4 << 20, 256 << 20
+TASKS = 8  # and more: a query over less than as many times `MOST_BYTES` has smaller ones
 
 
 class Place(Protocol):

@@ -298,7 +298,7 @@ def consume_bandwidth(seconds: float, quick: bool) -> Figures:
 def _mapped_rate(total: int) -> float:
     """Bytes a second of copying a file on tmpfs that is made and mapped as a segment is, into warm
     memory: what any reader of a log's file pays at least."""
-    from kdirect.log.mapped import allocate_huge
+    from kdirect.huge_pages import allocate_huge
     from kdirect.rdma.contract import Memory
 
     rates = []

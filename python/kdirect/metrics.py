@@ -45,7 +45,7 @@ ROOMS = {
     "has those of one batch.",
     "slash": '`query.lastProgress.observedMetrics[name]["figures"]` of a query that was wrapped by '
     "`slash.accelerate`: of one micro-batch, over all tasks. One line of the log has them too.",
-    "memory": "`kdirect.format.blocks.statistics()`, of this process.",
+    "memory": "`kdirect.blocks.statistics()`, of this process.",
 }
 
 

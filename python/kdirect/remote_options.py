@@ -182,6 +182,10 @@ REMOTE_CLIENT_ROWS = (
     Option("prefer.cold", "bool", False,
            "Read from the object store also what the broker has itself, as far as it is in both: "
            "a reader of much old data then takes nothing of the broker's memory."),
+    Option("cold.buffer.bytes", "bytes", 16 << 20,
+           "How much of remote storage a reader may have asked for past the broker and not used "
+           "yet. A quarter of it, 4 MiB at most, is asked for in one GET. A store that is far away "
+           "is read faster with more.", low=65536),
     Option("remote.storage.uri", "str", None,
            "The object store that this client's credentials are for, as the broker's "
            "remote.log.storage.uri names it, with the parameters that this client needs. A broker "

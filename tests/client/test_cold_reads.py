@@ -18,6 +18,7 @@ import pytest
 
 import kdirect
 from kdirect import metrics
+from kdirect.client import cold
 from kdirect.errors import (
     KdirectError,
     ObjectNotFoundError,
@@ -134,10 +135,13 @@ def test_a_range_in_the_middle(logs: dict[str, ColdLog], transport: str) -> None
 
 # -- large objects ---------------------------------------------------------------------------------
 
+# Pieces of 1 MiB.
+IN_PIECES = {"transport": "tcp", "cold_reads": "direct", "cold_buffer_bytes": 4 << 20}
+
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory, object_stores: Any) -> Iterator[ColdLog]:
-    """Segments of 3 MiB: several pieces each."""
+    """Segments of 3 MiB: several pieces each, with `IN_PIECES`."""
     directory = tmp_path_factory.mktemp("large")
     place = object_stores["s3"].fresh()
     with cold_log(
@@ -149,7 +153,7 @@ def large(tmp_path_factory: pytest.TempPathFactory, object_stores: Any) -> Itera
 
 def test_a_whole_range_costs_little_more_than_its_bytes(large: ColdLog) -> None:
     stop = large.segments[-1].end_offset
-    offsets, counts = read(large, 0, stop, transport="tcp", cold_reads="direct")
+    offsets, counts = read(large, 0, stop, **IN_PIECES)
     assert offsets == list(range(stop))
     needed = sum(s.size for s in large.segments)
     assert needed < counts["client_cold_bytes"] <= 1.05 * needed
@@ -174,7 +178,7 @@ def test_the_requests_at_the_store(large: ColdLog) -> None:
     """What the client counts is what the server sees; of each object, pyarrow asks for the size."""
     with seen_through_a_gate(large) as (gate, through):
         stop = large.segments[1].end_offset
-        offsets, counts = read(through, 0, stop, transport="tcp", cold_reads="direct")
+        offsets, counts = read(through, 0, stop, **IN_PIECES)
     assert offsets == list(range(stop))
     gets = [r for r in gate.requests if r.method == "GET"]
     assert len(gets) == counts["client_cold_gets"]
@@ -187,9 +191,31 @@ def test_the_requests_at_the_store(large: ColdLog) -> None:
 def test_a_range_in_a_large_object(large: ColdLog) -> None:
     segment = large.segments[1]
     middle = (segment.base_offset + segment.end_offset) // 2
-    offsets, counts = read(large, middle, middle + 3, transport="tcp", cold_reads="direct")
+    offsets, counts = read(large, middle, middle + 3, **IN_PIECES)
     assert offsets == [middle, middle + 1, middle + 2]
     assert counts["client_cold_gets"] == 2 and counts["client_cold_bytes"] < 256 << 10
+
+
+def test_what_is_asked_for_ahead_is_bounded(
+    large: ColdLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the buffer; by half of it where the store is quick."""
+    most: list[int] = []
+    fill = cold.ColdReads._fill
+
+    def watched(reads: cold.ColdReads, found: Any) -> None:
+        fill(reads, found)
+        most.append(reads._under_way)
+
+    monkeypatch.setattr(cold.ColdReads, "_fill", watched)
+    stop = large.segments[-1].end_offset
+    piece = IN_PIECES["cold_buffer_bytes"] // cold.PIECES
+    for quick_s, allowed in ((3600.0, 2 * piece), (0.0, 4 * piece)):
+        monkeypatch.setattr(cold, "QUICK_S", quick_s)
+        most.clear()
+        offsets, _ = read(large, 0, stop, **IN_PIECES)
+        assert offsets == list(range(stop))
+        assert allowed - piece < max(most) <= allowed + piece
 
 
 def test_pieces_that_do_not_end_with_a_batch(tmp_path: Path, object_stores: Any) -> None:
@@ -203,7 +229,7 @@ def test_pieces_that_do_not_end_with_a_batch(tmp_path: Path, object_stores: Any)
             for start in (0, 333):
                 offsets, counts = read(
                     log, start, log.records, transport="tcp", cold_reads="direct",
-                    fetch_buffer_bytes=buffer,
+                    cold_buffer_bytes=buffer,
                 )  # fmt: skip
                 assert offsets == list(range(start, log.records)), (buffer, start)
                 assert counts["client_cold_gets"] > 4
@@ -295,7 +321,7 @@ def test_records_that_are_deleted_meanwhile(
 ) -> None:
     """Objects that are gone are looked up again, and then it is the usual error, or reset."""
     with cold_log(tmp_path, object_stores["directory"].fresh()) as log:
-        settings = log.settings(transport=transport, cold_reads="direct", fetch_buffer_bytes=65536)
+        settings = log.settings(transport=transport, cold_reads="direct", cold_buffer_bytes=65536)
         start = log.segments[-2].base_offset
         store = log.place.store()
         keys = [log.key(s) for s in log.segments[:-2]]
@@ -408,7 +434,7 @@ def test_a_signed_url_that_has_expired(tmp_path: Path, object_stores: Any) -> No
     place = object_stores["s3"].fresh()
     more = {"remote.log.presign.expiry.ms": "1000"}
     with cold_log(tmp_path, place, "presigned", more=more) as log:
-        settings = log.settings(transport="tcp", cold_reads="direct", fetch_buffer_bytes=65536)
+        settings = log.settings(transport="tcp", cold_reads="direct", cold_buffer_bytes=65536)
         with kdirect.connect(settings) as session, session.reader(TP, 0, log.records) as reader:
             reader._decoder_settings["target_rows"] = 20
             batches = reader.batches()
@@ -467,7 +493,7 @@ def test_pauses_seeks_and_columns(logs: dict[str, ColdLog]) -> None:
 def test_what_is_appended_meanwhile_follows(tmp_path: Path, object_stores: Any) -> None:
     """Rolls and deletions at the broker go on under the reader's feet."""
     with cold_log(tmp_path, object_stores["directory"].fresh(), records=600) as log:
-        settings = log.settings(transport="shm", cold_reads="direct", fetch_buffer_bytes=65536)
+        settings = log.settings(transport="shm", cold_reads="direct", cold_buffer_bytes=65536)
         with kdirect.Consumer(settings) as consumer:
             consumer.assign({TP: 0})
             found: list[int] = []

@@ -10,11 +10,10 @@ from pathlib import Path
 import pytest
 
 import kdirect
-from kdirect import metrics
+from kdirect import blocks, metrics
 from kdirect.client import connect
 from kdirect.client.tcp_append import TcpAppender
 from kdirect.client.tcp_fetch import TcpFetcher
-from kdirect.format import blocks
 from kdirect.model import TopicPartition
 from kdirect.rdma.sim import SimNetwork
 
@@ -48,7 +47,7 @@ COUNTING = {
     "python/kdirect/client/tcp_append.py": {"appender"},
     "python/kdirect/client/tcp_fetch.py": {"fetcher", "reader"},
     "python/kdirect/client/tcp_multi_fetch.py": {"consumer"},
-    "python/kdirect/format/blocks.pyx": {"memory"},
+    "python/kdirect/blocks.pyx": {"memory"},
     "python/kdirect/member/figures.py": {"member"},
     "python/kdirect/member/push.py": {"member"},
     "python/kdirect/member/replicas.py": {"member"},

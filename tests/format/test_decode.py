@@ -10,8 +10,9 @@ import pyarrow as pa
 import pytest
 from kafka.record import MemoryRecords
 
+from kdirect import blocks
 from kdirect.errors import ConfigError, CorruptBatchError, FormatError, UnsupportedFormatError
-from kdirect.format import batch, blocks
+from kdirect.format import batch
 from kdirect.format.codec import ArrowDecoder, decode_records, encode_records
 from kdirect.model import Record
 

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kdirect import blocks
 from kdirect.errors import ConfigError, CorruptBatchError, FormatError
-from kdirect.format import blocks
 from kdirect.format.bad_values import SAMPLES, DropReason, error_of
 from kdirect.format.codec import encode_records
 from kdirect.format.fixed import FixedDecoder, can_test

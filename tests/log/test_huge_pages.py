@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from kdirect.huge_pages import allocate_huge
 from kdirect.log.head import allocate
-from kdirect.log.mapped import Mapping, allocate_huge
+from kdirect.log.mapped import Mapping
 
 
 @pytest.mark.parametrize("directory", ["tmpfs", "any"])

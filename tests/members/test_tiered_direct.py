@@ -42,7 +42,7 @@ def settings(cluster: Members, **more: Any) -> dict[str, Any]:
         "bootstrap.servers": cluster.servers,
         "transport": "tcp",
         "cold.reads": "direct",
-        "fetch.buffer.bytes": 65536,
+        "cold.buffer.bytes": 65536,
         **more,
     }
 

@@ -329,7 +329,7 @@ def test_remains_in_a_directory_are_no_objects_and_go_after_a_day(directory: Pla
     process.communicate()
     store = directory.store()
     [partial] = files(directory)
-    assert uploads.is_partial(str(partial)) and partial.stat().st_size == 20 << 20
+    assert uploads.is_partial(str(partial)) and partial.stat().st_size >= 20 << 20
     assert keys(store) == [] and files(directory) == [partial]
     os.utime(partial, (time.time() - uploads.STALE_PARTIAL_S - 60,) * 2)
     assert keys(store) == [] == files(directory)

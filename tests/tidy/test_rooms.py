@@ -16,7 +16,7 @@ from tests.tidy.tree import PACKAGES, ROOT, ident, sources
 # cimports included.
 EVERYONE = {"errors", "lazy_names", "model", "option_table", "options", "metrics", "machine"}
 EVERYONE |= {"remote_options", "remote_metrics"}  # rows of `options` and `metrics`
-EVERYONE |= {"failpoints"}
+EVERYONE |= {"failpoints", "blocks", "huge_pages"}
 ARROWS = {
     "format": set(),
     "rdma": set(),

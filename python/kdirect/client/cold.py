@@ -11,9 +11,10 @@ Invariants:
   where the one before ended, and whatever goes wrong, reading goes on at the cursor's next offset.
 - An object that is gone is looked up again; so is a signed URL that the store refuses, which may
   have expired.  If the answer names the same object again, the error counts.
-- GETs under way and bytes that wait to be taken stay within ``fetch.buffer.bytes``, for all
-  partitions together, but for one piece of each.  Objects ahead are opened while the one before is
-  read.
+- GETs under way and bytes that wait to be taken stay within ``cold.buffer.bytes``, for all
+  partitions together, but for one piece of each; within half of it while the store is quick, as
+  more would only push each other out of the processor's caches.  Objects ahead are opened while the
+  one before is read.
 
 One thread at a time; the GETs are made by threads of their own (`Environment.spawn`).
 """
@@ -49,7 +50,8 @@ from kdirect.wire.cluster import Cluster
 from kdirect.wire.environment import Environment
 
 LEAST_PIECE, MOST_PIECE = 64 << 10, 4 << 20
-PIECES = 6  # of the buffer, under way together while there is one partition
+PIECES = 4  # of the buffer, under way together while there is one partition
+QUICK_S = 0.001  # that the GET of a piece takes where the bytes are in this host's memory, or near
 OPEN_AHEAD = 16  # objects; small ones come whole when they are opened
 NO_STOP = 2**63 - 1
 
@@ -127,11 +129,12 @@ class ColdReads:
         self._environment = environment
         self._stop = stop
         self._max_batch_bytes: int = settings["max.batch.bytes"]
-        self._buffer_bytes: int = settings["fetch.buffer.bytes"]
+        self._buffer_bytes: int = settings["cold.buffer.bytes"]
         self._piece_bytes = min(max(self._buffer_bytes // PIECES, LEAST_PIECE), MOST_PIECE)
         self._logs: dict[TopicPartition, _Log] = {}
         self._hot: dict[TopicPartition, int] = {}  # left because the broker has it from here on
         self._under_way = 0  # bytes asked for and not taken
+        self._get_s = 0.0  # that GETs take, the last ones counting most
         self._lock = threading.Lock()  # of the counters
         self._gets = self._bytes = self._lookups = 0
         self._waited_s = 0.0
@@ -358,7 +361,8 @@ class ColdReads:
         return True
 
     def _has_room(self, length: int) -> bool:
-        return self._under_way + length <= self._buffer_bytes
+        allowed = self._buffer_bytes // (2 if self._get_s < QUICK_S else 1)
+        return self._under_way + length <= allowed
 
     def _object(self, found: _Log, place: ColdPlace) -> ColdObject:
         return ColdObject(
@@ -379,11 +383,15 @@ class ColdReads:
 
     def _getter(self, place: ColdPlace) -> Callable[[int, int], memoryview]:
         def get(position: int, length: int) -> memoryview:
+            now = self._environment.monotonic
             with self._lock:
                 self._gets += 1
+            began = now()
             data = self._stores.get(place, position, length)
+            took = now() - began
             with self._lock:
                 self._bytes += len(data)
+                self._get_s += (took - self._get_s) / PIECES
             return data
 
         return get

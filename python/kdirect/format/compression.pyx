@@ -30,7 +30,7 @@ from kdirect.errors import BatchTooLargeError, ConfigError, CorruptBatchError, F
 
 from kdirect.format.batch import CODEC_NAMES
 from kdirect.format.wire cimport kd_get_le32
-from kdirect.format.blocks cimport Block, take_block
+from kdirect.blocks cimport Block, take_block
 from kdirect.format.layout cimport CODEC_GZIP, CODEC_LZ4, CODEC_NONE, CODEC_SNAPPY, CODEC_ZSTD
 
 cdef enum:

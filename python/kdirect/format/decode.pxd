@@ -2,7 +2,7 @@
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
 
 from kdirect.format.batch cimport batch_info
-from kdirect.format.blocks cimport Block
+from kdirect.blocks cimport Block
 from kdirect.format.chain cimport chain_t
 from kdirect.format.compression cimport Decompressor
 from kdirect.format.records cimport columns, section

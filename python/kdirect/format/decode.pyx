@@ -27,7 +27,7 @@ from kdirect.errors import ConfigError, CorruptBatchError, FormatError, Unsuppor
 from kdirect.format.batch import CODEC_NAMES, batch_error
 from kdirect.format.batch cimport (
     BATCH_BAD_CRC, BATCH_OK, BATCH_TRUNCATED, batch_info, offsets_are_possible, parse_batch_header)
-from kdirect.format.blocks cimport Block, expand, take_block
+from kdirect.blocks cimport Block, expand, take_block
 from kdirect.format.chain cimport chain_t, continues_dense, move_dense
 from kdirect.format.compression import records_fault
 from kdirect.format.compression cimport Decompressor

@@ -21,7 +21,7 @@ from libc.string cimport memcpy
 
 from kdirect.errors import ConfigError, FormatError
 
-from kdirect.format.blocks cimport Block, take_block
+from kdirect.blocks cimport Block, take_block
 from kdirect.format.compression cimport Compressor
 from kdirect.format.layout cimport (
     ATTRIBUTE_CODEC_MASK, BATCH_ATTRIBUTES, BATCH_BASE_OFFSET, BATCH_BASE_SEQUENCE,

@@ -1,7 +1,7 @@
 """C interface of fixed.pyx."""
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
-from kdirect.format.blocks cimport Block
+from kdirect.blocks cimport Block
 from kdirect.format.decode cimport ArrowDecoder
 from kdirect.format.records cimport section
 

@@ -30,7 +30,7 @@ from libc.string cimport memcpy, memset
 
 from kdirect.errors import ConfigError
 from kdirect.format.bad_values import TIME_FAULTS, BadRow, Dropped, DropReason
-from kdirect.format.blocks cimport Block, expand, take_block
+from kdirect.blocks cimport Block, expand, take_block
 from kdirect.format.decode cimport RUN_DONE, ArrowDecoder
 from kdirect.format.fixed_layout import FixedLayout
 from kdirect.format.layout cimport ATTRIBUTE_LOG_APPEND_TIME

@@ -18,7 +18,7 @@ from kdirect.model import Record
 from kdirect.format.batch cimport (
     BATCH_OK, BATCH_TRUNCATED, batch_info, check_batch_crc, offsets_are_possible,
     parse_batch_header)
-from kdirect.format.blocks cimport Block, take_block
+from kdirect.blocks cimport Block, take_block
 from kdirect.format.compression import records_fault
 from kdirect.format.compression cimport Compressor, Decompressor
 from kdirect.format.decode import DEFAULT_MAX_DECOMPRESSED_BYTES

@@ -22,10 +22,11 @@ import time
 from pathlib import Path
 
 from kdirect.errors import KdirectError, LogError, StorageFullError
+from kdirect.huge_pages import allocate_huge
 from kdirect.log.config import NEVER, LogConfig, whole_pages
 from kdirect.log.growth import BUSY_S, head_bytes
 from kdirect.log.index import OffsetIndex, TimeIndex
-from kdirect.log.mapped import Mapping, allocate_huge
+from kdirect.log.mapped import Mapping
 from kdirect.log.segment import LOG_SUFFIX, SUFFIXES, TEMPORARY_SUFFIX, Segment, file_name
 
 log = logging.getLogger("kdirect.log")

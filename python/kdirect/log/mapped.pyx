@@ -54,7 +54,6 @@ cdef enum:
 
 cdef extern from "huge_map.h" nogil:
     void* kd_map_shared(int fd, size_t length, int protection, int64_t position)
-    int kd_allocate_huge(int fd, size_t length)
 
 from kdirect.format.wire cimport kd_get32, kd_get64
 
@@ -193,17 +192,6 @@ def fault_in(uint64_t address, uint64_t length):
             while at < end:
                 seen |= (<volatile uint8_t*> <uintptr_t> at)[0]
                 at += PAGE_BYTES
-
-
-def allocate_huge(int fd, int64_t length):
-    """Make a file on a tmpfs at least `length` bytes long, and give so much of it huge pages (2
-    MiB) as far as they are to be had, also where the file system is not mounted for them (Linux 6.1
-    and later).  0, or an errno: then there are small pages or holes.  Never more than an attempt:
-    `os.posix_fallocate` sees to the rest."""
-    cdef int rc
-    with nogil:
-        rc = kd_allocate_huge(fd, <size_t> length)
-    return rc
 
 
 def punch_hole(int fd, int64_t position, int64_t length):

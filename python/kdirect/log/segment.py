@@ -31,6 +31,7 @@ import threading
 from pathlib import Path
 
 from kdirect.errors import ClosedError, CorruptLogError, LogError, OffsetOutOfRangeError
+from kdirect.huge_pages import allocate_huge
 from kdirect.log.checkpoint import sync_data
 from kdirect.log.config import PAGE_BYTES, whole_pages
 from kdirect.log.growth import HUGE_BYTES, LEAST_GIVEN_BACK, HeadBytes
@@ -41,7 +42,6 @@ from kdirect.log.mapped import (
     Chain,
     Mapping,
     Walk,
-    allocate_huge,
     find_batch,
     find_timestamp,
     is_resident,

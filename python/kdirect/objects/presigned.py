@@ -11,6 +11,7 @@ import re
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
+from kdirect import blocks
 from kdirect.errors import (
     ConfigError,
     KdirectError,
@@ -141,13 +142,16 @@ def _body(response: http.client.HTTPResponse, name: str, position: int, length: 
             f"get of {name}: other bytes than the {length} at {position} came",
             hint="the object is shorter than its metadata says: it is damaged",
         )
-    data = response.read(length)
-    if len(data) != length:
+    data = memoryview(blocks.take(length))[:length]
+    came = 0
+    while came < length and (n := response.readinto(data[came:])):
+        came += n
+    if came != length:
         raise RemoteUnavailableError(
-            f"get of {name}: {len(data)} of {length} bytes at {position} came",
+            f"get of {name}: {came} of {length} bytes at {position} came",
             hint="the connection ended early; it is tried again",
         )
-    return memoryview(data)
+    return data.toreadonly()
 
 
 def _refused(status: int, name: str, position: int, length: int) -> KdirectError:

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from kdirect import blocks
 from kdirect.errors import ConfigError, KdirectError, ObjectNotFoundError, RemoteStorageError
 from kdirect.objects import failures, filesystems, uploads
 from kdirect.objects.uri import StoreUri, parse
@@ -108,14 +109,15 @@ class ObjectStore:
         path = self._path(key)
         kind = self._kind
         try:
-            pieces = uploads.parts(chunks, size, stop, f"put of {self._name(key)}")
+            what = f"put of {self._name(key)}"
+            pieces = uploads.pieces(chunks, size, stop, what)
             if kind == "file":
-                uploads.to_file(path, pieces)
+                uploads.to_file(path, pieces, size)
             elif kind == "hdfs":
                 uploads.to_renamed(self._filesystem, path, pieces)
             else:
                 small = size < uploads.PART_BYTES
-                uploads.to_stream(self._filesystem, path, pieces, small)
+                uploads.to_stream(self._filesystem, path, uploads.parts(pieces, stop, what), small)
         except OSError as e:
             raise self._named(e, "put", key) from None
 
@@ -124,24 +126,46 @@ class ObjectStore:
         if position < 0 or length < 0:
             raise ConfigError(f"get of {self._name(key)}: {length} bytes at {position}")
         path = self._path(key)
+        read = self._read_file if self._kind == "file" else self._read
         try:
-            file = self._open(path)
-            size = file.size()
-            if position + length > size:
-                raise RemoteStorageError(
-                    f"get of {self._name(key)}: bytes {position} to {position + length} of {size}",
-                    hint="the object is shorter than its metadata says: it is damaged",
-                )
-            data = file.read_at(length, position) if length else b""
+            size, data = read(path, position, length)
         except OSError as e:
             self._in_process.files.drop(path)
             raise self._named(e, "get", key) from None
+        if position + length > size:
+            raise RemoteStorageError(
+                f"get of {self._name(key)}: bytes {position} to {position + length} of {size}",
+                hint="the object is shorter than its metadata says: it is damaged",
+            )
         if len(data) != length:
             self._in_process.files.drop(path)
             raise RemoteStorageError(
                 f"get of {self._name(key)}: {len(data)} of {length} bytes at {position} came"
             )
-        return memoryview(data)
+        return data
+
+    def _read(self, path: str, position: int, length: int) -> tuple[int, memoryview]:
+        """How large the object is, and, where it is as large as that, these bytes of it."""
+        file = self._open(path)
+        size: int = file.size()
+        if not 0 < length <= size - position:
+            return size, memoryview(b"")
+        return size, memoryview(file.read_at(length, position))
+
+    def _read_file(self, path: str, position: int, length: int) -> tuple[int, memoryview]:
+        """The same of a file of this host, without pyarrow, which would allocate memory for it."""
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            size = os.fstat(fd).st_size
+            if not 0 < length <= size - position:
+                return size, memoryview(b"")
+            data = memoryview(blocks.take(length))[:length]
+            came = 0
+            while came < length and (n := os.preadv(fd, [data[came:]], position + came)):
+                came += n
+            return size, data[:came].toreadonly()
+        finally:
+            os.close(fd)
 
     def get_tail(self, key: str, object_bytes: int, length: int) -> memoryview:
         """The last `length` bytes of an object of `object_bytes`, or all of it."""

@@ -21,7 +21,9 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from kdirect import blocks
 from kdirect.errors import RemoteStorageError, UploadStoppedError
+from kdirect.huge_pages import allocate_huge
 
 # What pyarrow sends as one part.  What is smaller is a single PUT.
 PART_BYTES = 10 << 20
@@ -33,11 +35,9 @@ Chunks = Iterable[Any]
 Stop = Callable[[], bool]
 
 
-def parts(chunks: Chunks, size: int, stop: Stop, what: str) -> Iterator[memoryview]:
-    """The bytes of the chunks in pieces of PART_BYTES, the last one shorter.  A piece is valid
-    until the next one is asked for.  `stop` is asked before each chunk and before the last piece;
-    RemoteStorageError when there are more or fewer bytes than `size`."""
-    gathered = bytearray()
+def pieces(chunks: Chunks, size: int, stop: Stop, what: str) -> Iterator[memoryview]:
+    """The chunks as bytes.  `stop` is asked before each and at the end; RemoteStorageError when
+    there are more or fewer bytes than `size`."""
     seen = 0
     for chunk in chunks:
         _check(stop, what)
@@ -45,24 +45,35 @@ def parts(chunks: Chunks, size: int, stop: Stop, what: str) -> Iterator[memoryvi
         seen += len(view)
         if seen > size:
             raise RemoteStorageError(f"{what}: more than the {size} bytes that were announced")
+        yield view
+    if seen != size:
+        raise RemoteStorageError(f"{what}: {seen} of the {size} bytes that were announced came")
+    _check(stop, what)
+
+
+def parts(chunks: Iterator[memoryview], stop: Stop, what: str) -> Iterator[memoryview]:
+    """The bytes of `chunks` in pieces of PART_BYTES, the last one shorter.  A piece is valid until
+    the next one is asked for.  `stop` is asked in the middle of a chunk, too."""
+    gathered, length = blocks.take(0), 0
+    for view in chunks:
         while len(view):
-            if not gathered and len(view) >= PART_BYTES:
+            if not length and len(view) >= PART_BYTES:
                 yield view[:PART_BYTES]
                 view = view[PART_BYTES:]
                 if len(view):
                     _check(stop, what)
                 continue
-            taken = view[: PART_BYTES - len(gathered)]
-            gathered += taken
+            if not length:
+                gathered = blocks.take(PART_BYTES)
+            taken = view[: PART_BYTES - length]
+            gathered.put(length, taken)
+            length += len(taken)
             view = view[len(taken) :]
-            if len(gathered) == PART_BYTES:
-                yield memoryview(gathered)
-                gathered = bytearray()
-    if seen != size:
-        raise RemoteStorageError(f"{what}: {seen} of the {size} bytes that were announced came")
-    _check(stop, what)
-    if gathered:
-        yield memoryview(gathered)
+            if length == PART_BYTES:
+                yield memoryview(gathered)[:PART_BYTES]
+                length = 0
+    if length:
+        yield memoryview(gathered)[:length]
 
 
 def _check(stop: Stop, what: str) -> None:
@@ -101,14 +112,15 @@ def to_renamed(filesystem: Any, path: str, pieces: Iterator[memoryview]) -> None
         raise
 
 
-def to_file(path: str, pieces: Iterator[memoryview]) -> None:
-    """A file of this host: on disk with its name when this returns."""
+def to_file(path: str, pieces: Iterator[memoryview], size: int) -> None:
+    """A file of this host, of `size` bytes: on disk with its name when this returns."""
     partial = partial_name(path)
     folder = os.path.dirname(path)
     _make_folder(folder)
     try:
-        fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        fd = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         try:
+            allocate_huge(fd, size)
             for piece in pieces:
                 view = piece
                 while len(view):

@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
-"""Memory for columns and batches, reused while it is warm.
+"""Memory for columns, batches and what GETs bring, reused while it is warm.
 
 Owns: blocks of a power of two bytes, 64-byte aligned, and the free lists they return to.  A fresh
 page costs more to touch than to fill, so a stream of batches of about the same size must get the
@@ -102,6 +102,15 @@ cdef class Block:
     def __getbuffer__(self, Py_buffer* buffer, int flags):
         PyBuffer_FillInfo(buffer, self, self.data, self.capacity, 0, flags)
 
+    def put(self, Py_ssize_t position, const uint8_t[::1] data):
+        """Copy `data` to `position`, while other threads run.  ValueError if it does not fit."""
+        cdef size_t length = data.shape[0]
+        if position < 0 or length > self.capacity or <size_t>position > self.capacity - length:
+            raise ValueError(f"{length} bytes at {position} of {self.capacity}")
+        if length:
+            with nogil:
+                memcpy(self.data + position, &data[0], length)
+
     @property
     def address(self):
         return <uintptr_t>self.data
@@ -128,6 +137,12 @@ cdef Block take_block(size_t n):
     block.capacity = <size_t>1 << log
     _live += block.capacity
     return block
+
+
+def take(size_t n):
+    """A Block of at least `n` bytes; contents are whatever was there.  Once nobody refers to it,
+    nor to a memoryview of it or of a part of it, it is free again.  MemoryError."""
+    return take_block(n)
 
 
 cdef Block expand(Block block, size_t used, size_t need):

@@ -1,0 +1,3 @@
+"""Types of `kdirect.huge_pages`, which is compiled.  See huge_pages.pyx."""
+
+def allocate_huge(fd: int, length: int) -> int: ...
