@@ -383,10 +383,18 @@ def _subscription(values: dict[str, Any], given: set[str]) -> Subscription:
     return SubscribePattern(pattern)
 
 
+# Options, and the client's settings that they are.
+_COLD = {
+    "coldReads": "cold.reads",
+    "preferCold": "prefer.cold",
+    "coldBufferBytes": "cold.buffer.bytes",
+}
+
+
 def _cold(values: Mapping[str, Any], given: set[str]) -> dict[str, Any]:
     """The client settings by which records of remote storage are read."""
     out: dict[str, Any] = {}
-    for name, setting in (("coldReads", "cold.reads"), ("preferCold", "prefer.cold")):
+    for name, setting in _COLD.items():
         if name in given:
             out[setting] = values[name]
     for name, value in values.items():

@@ -14,7 +14,7 @@ def allocate_huge(int fd, int64_t length):
     """Make a file on a tmpfs at least `length` bytes long, and give so much of it huge pages as far
     as they are to be had, also where the file system is not mounted for them (Linux 6.1 and later).
     0, or an errno: then there are small pages or holes.  Never more than an attempt:
-    `os.posix_fallocate` sees to the rest.  The descriptor reads and writes."""
+    `os.posix_fallocate`, or whoever writes, sees to the rest.  The descriptor reads and writes."""
     cdef int rc
     with nogil:
         rc = kd_allocate_huge(fd, <size_t> length)

@@ -656,8 +656,13 @@ METRICS: tuple[Metric, ...] = (
     Metric("rows_out", "rows", "slash", "Rows of the result; without windows, keys that changed."),
     Metric("state_bytes", "bytes", "slash", "Mapped state in use after the batch."),
     Metric("watermark", "time", "slash", "The time below which all windows were emitted."),
-    Metric("block_live_bytes", "bytes", "memory", "Memory of decoded batches in use."),
-    Metric("block_retained_bytes", "bytes", "memory", "Memory kept for later batches."),
+    Metric(
+        "block_live_bytes",
+        "bytes",
+        "memory",
+        "Memory in use for decoded batches, GETs and parts of uploads.",
+    ),
+    Metric("block_retained_bytes", "bytes", "memory", "Memory kept for the next ones."),
     *(Metric(name, unit, "storage", help) for name, unit, help in REMOTE_ROWS),
 )
 

@@ -111,7 +111,8 @@ REMOTE_BROKER_ROWS = (
            "directory).", low=1),
     Option("remote.log.chunk.cache.bytes", "bytes", 256 << 20,
            "Memory for records that were read from the object store, ahead of readers or after "
-           "their Fetch was answered.", low=1 << 20),
+           "their Fetch was answered. Objects of less than 1 MiB may take twice as much.",
+           low=1 << 20),
     Option("rlmm.config.remote.log.metadata.topic.num.partitions", "int", 1,
            "Partitions of __remote_log_metadata; takes effect when the first segment is copied. "
            "Kafka's default is 50, to spread the load over brokers.", low=1, high=1000),
@@ -166,6 +167,9 @@ REMOTE_SPARK_ROWS = (
     Option("preferCold", "bool", False,
            "Source: read from the object store also what the broker has itself, as far as it is in "
            "both, so that a backfill takes nothing of the broker's memory."),
+    Option("coldBufferBytes", "bytes", 16 << 20,
+           "Source: how much of the object store a task may have asked for and not used yet "
+           "(cold.buffer.bytes). A store that is far away is read faster with more.", low=65536),
     Option("kdirect.remote.*", "str", None,
            "Source: the store that tasks read from (kdirect.remote.uri) and its properties, such "
            "as kdirect.remote.region. Credentials are kdirect.remote.secret.access_key and the "
@@ -184,8 +188,9 @@ REMOTE_CLIENT_ROWS = (
            "a reader of much old data then takes nothing of the broker's memory."),
     Option("cold.buffer.bytes", "bytes", 16 << 20,
            "How much of remote storage a reader may have asked for past the broker and not used "
-           "yet. A quarter of it, 4 MiB at most, is asked for in one GET. A store that is far away "
-           "is read faster with more.", low=65536),
+           "yet, beside what it takes next of each partition. A quarter of it, 4 MiB at most, is "
+           "asked for in one GET, and less where several partitions are read. A store that is far "
+           "away is read faster with more.", low=65536),
     Option("remote.storage.uri", "str", None,
            "The object store that this client's credentials are for, as the broker's "
            "remote.log.storage.uri names it, with the parameters that this client needs. A broker "

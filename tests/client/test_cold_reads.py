@@ -218,6 +218,26 @@ def test_what_is_asked_for_ahead_is_bounded(
         assert allowed - piece < max(most) <= allowed + piece
 
 
+@pytest.mark.parametrize(
+    ("buffer", "partitions", "piece"),
+    [
+        (16 << 20, 1, 4 << 20),
+        (16 << 20, 4, 1 << 20),
+        (16 << 20, 100, 512 << 10),
+        (1 << 30, 1, 4 << 20),
+        (10 << 20, 1, 2 << 20),
+        (1 << 20, 9, 256 << 10),
+        (65536, 3, 65536),
+    ],
+)
+def test_pieces_share_the_buffer(buffer: int, partitions: int, piece: int) -> None:
+    settings = {"max.batch.bytes": 1 << 20, "cold.buffer.bytes": buffer}
+    nothing: Any = None
+    reads = cold.ColdReads(nothing, settings, nothing, nothing)
+    reads._logs = {kdirect.TopicPartition("t", n): nothing for n in range(partitions)}
+    assert reads._piece_bytes() == piece
+
+
 def test_pieces_that_do_not_end_with_a_batch(tmp_path: Path, object_stores: Any) -> None:
     """An index that knows few batches, and batches larger than a piece."""
     place = object_stores["directory"].fresh()

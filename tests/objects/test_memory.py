@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from kdirect import blocks
+from kdirect.errors import RemoteStorageError
 from tests.object_servers import directory_place
 
 MIB = 1 << 20
@@ -24,7 +25,7 @@ def test_a_block_is_used_again_when_nobody_sees_it() -> None:
     del first
     others = [blocks.take(MIB) for _ in range(40)]
     assert where not in {x.address for x in others}, "a part of it is still held"
-    del others, part
+    del part  # the others are still held: they would be given first
     assert blocks.take(MIB - 5).address == where
 
 
@@ -52,23 +53,28 @@ def test_threads_and_a_child_have_their_own(seed: int) -> None:
             del view
             if bytes(part) != bytes([number]) * len(part):
                 wrong.append(f"thread {number}")
+        done.append(number)
 
-    def use_all() -> None:
+    def is_right() -> bool:
         threads = [threading.Thread(target=use, args=(number,)) for number in range(6)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
+        return not wrong and sorted(done) == list(range(6)) and bytes(held) == b"p" * MIB
 
+    done: list[int] = []
     held = memoryview(blocks.take(MIB))
     held[:] = b"p" * MIB
     child = os.fork()
     if child == 0:
-        use_all()
-        os._exit(1 if wrong or bytes(held) != b"p" * MIB else 0)
-    use_all()
+        status = 1
+        try:
+            status = 0 if is_right() else 1
+        finally:
+            os._exit(status)
+    assert is_right()
     assert os.waitpid(child, 0)[1] == 0
-    assert not wrong and bytes(held) == b"p" * MIB
 
 
 def test_what_a_directory_brings_stays_as_it_is(tmp_path: Path) -> None:
@@ -76,6 +82,9 @@ def test_what_a_directory_brings_stays_as_it_is(tmp_path: Path) -> None:
     data = os.urandom(3 * MIB)
     store.put("a/b", len(data), [data])
     views = [store.get("a/b", at, 100_000) for at in range(0, len(data) - 100_000, 100_000)]
+    with pytest.raises(RemoteStorageError, match="directory") as caught:
+        store.get("a", 0, 5)
+    assert "damaged" not in str(caught.value)
     assert all(bytes(view) == data[i * 100_000 : (i + 1) * 100_000] for i, view in enumerate(views))
     with pytest.raises(TypeError):
         views[0][0] = 1

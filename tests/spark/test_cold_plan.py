@@ -58,7 +58,7 @@ def test_a_large_query_has_larger_tasks_and_enough_of_them():
     half = objects(*range(10, 10 * 4 * TASKS + 1, 10), size=MOST_BYTES // 2 - 100)
     located = split_at_objects([OffsetRange(TP, 0, 10 * 4 * TASKS)], {TP: half})
     assert shown(located) == [(i * 20, i * 20 + 20, 2) for i in range(2 * TASKS)]
-    # A sixteenth of it is a task, whether it is of one topic partition or of several.
+    # An eighth of it is a task, whether it is of one topic partition or of several.
     every = [TopicPartition("t", n) for n in range(4)]
     ranges = [OffsetRange(tp, 0, 10 * TASKS) for tp in every]
     few = objects(*range(10, 10 * TASKS + 1, 10), size=LEAST_BYTES * 2)

@@ -382,3 +382,13 @@ def test_tasks_are_told_the_rack():
     settings = source(kafka__client__rack="b")
     assert settings.task_client["client.rack"] == settings.client["client.rack"] == "b"
     assert settings.warnings == ()
+
+
+def test_how_cold_records_are_read_is_the_clients_business():
+    settings = source(False, coldReads="direct", preferCold="true", coldBufferBytes="64m")
+    assert settings.client["cold.reads"] == "direct"
+    assert settings.client["prefer.cold"] is True
+    assert settings.client["cold.buffer.bytes"] == 64 << 20
+    assert not {"cold.reads", "prefer.cold", "cold.buffer.bytes"} & set(source(False).client)
+    with pytest.raises(ConfigError, match="coldBufferBytes"):
+        source(False, coldBufferBytes="1k")

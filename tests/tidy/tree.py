@@ -8,7 +8,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = {"kdirect": ROOT / "python/kdirect", "kdirect_spark": ROOT / "kdirect_spark"}
 # What is generated or installed.
-SKIPPED = {"build", "dist", "__pycache__", "target"}
+SKIPPED = {"build", "dist", "__pycache__", "target", "out"}
 
 
 def sources(*suffixes: str) -> list[Path]:

@@ -13,8 +13,8 @@ Invariants:
   have expired.  If the answer names the same object again, the error counts.
 - GETs under way and bytes that wait to be taken stay within ``cold.buffer.bytes``, for all
   partitions together, but for one piece of each; within half of it while the store is quick, as
-  more would only push each other out of the processor's caches.  Objects ahead are opened while the
-  one before is read.
+  more would only push each other out of the processor's caches.  With more partitions pieces are
+  smaller.  Objects ahead are opened while the one before is read.
 
 One thread at a time; the GETs are made by threads of their own (`Environment.spawn`).
 """
@@ -50,6 +50,7 @@ from kdirect.wire.cluster import Cluster
 from kdirect.wire.environment import Environment
 
 LEAST_PIECE, MOST_PIECE = 64 << 10, 4 << 20
+LEAST_SHARE = 512 << 10  # to which pieces shrink for the sake of other partitions
 PIECES = 4  # of the buffer, under way together while there is one partition
 QUICK_S = 0.001  # that the GET of a piece takes where the bytes are in this host's memory, or near
 OPEN_AHEAD = 16  # objects; small ones come whole when they are opened
@@ -130,7 +131,6 @@ class ColdReads:
         self._stop = stop
         self._max_batch_bytes: int = settings["max.batch.bytes"]
         self._buffer_bytes: int = settings["cold.buffer.bytes"]
-        self._piece_bytes = min(max(self._buffer_bytes // PIECES, LEAST_PIECE), MOST_PIECE)
         self._logs: dict[TopicPartition, _Log] = {}
         self._hot: dict[TopicPartition, int] = {}  # left because the broker has it from here on
         self._under_way = 0  # bytes asked for and not taken
@@ -360,6 +360,13 @@ class ColdReads:
             self._free(opened)
         return True
 
+    def _piece_bytes(self) -> int:
+        """Of an object that is opened now: a power of two, as blocks of memory are."""
+        alone = self._buffer_bytes // PIECES
+        shared = max(alone // max(1, len(self._logs)), min(alone, LEAST_SHARE))
+        wanted = min(max(shared, LEAST_PIECE), MOST_PIECE)
+        return 1 << (wanted.bit_length() - 1)
+
     def _has_room(self, length: int) -> bool:
         allowed = self._buffer_bytes // (2 if self._get_s < QUICK_S else 1)
         return self._under_way + length <= allowed
@@ -369,7 +376,7 @@ class ColdReads:
             place,
             found.stop,
             self._stores.name(place),
-            piece_bytes=self._piece_bytes,
+            piece_bytes=self._piece_bytes(),
             max_batch_bytes=self._max_batch_bytes,
         )
 

@@ -12,6 +12,7 @@ and a PUT of an empty object with the folder's name.  None of them lists.
 from __future__ import annotations
 
 import os
+import stat
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
@@ -117,7 +118,8 @@ class ObjectStore:
                 uploads.to_renamed(self._filesystem, path, pieces)
             else:
                 small = size < uploads.PART_BYTES
-                uploads.to_stream(self._filesystem, path, uploads.parts(pieces, stop, what), small)
+                parts = uploads.parts(pieces, size, stop, what)
+                uploads.to_stream(self._filesystem, path, parts, small)
         except OSError as e:
             raise self._named(e, "put", key) from None
 
@@ -156,7 +158,10 @@ class ObjectStore:
         """The same of a file of this host, without pyarrow, which would allocate memory for it."""
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            size = os.fstat(fd).st_size
+            status = os.fstat(fd)
+            if not stat.S_ISREG(status.st_mode):
+                raise OSError(f"path '{path}' is a directory, or something else that is no file")
+            size = status.st_size
             if not 0 < length <= size - position:
                 return size, memoryview(b"")
             data = memoryview(blocks.take(length))[:length]

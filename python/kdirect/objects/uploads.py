@@ -51,29 +51,33 @@ def pieces(chunks: Chunks, size: int, stop: Stop, what: str) -> Iterator[memoryv
     _check(stop, what)
 
 
-def parts(chunks: Iterator[memoryview], stop: Stop, what: str) -> Iterator[memoryview]:
-    """The bytes of `chunks` in pieces of PART_BYTES, the last one shorter.  A piece is valid until
-    the next one is asked for.  `stop` is asked in the middle of a chunk, too."""
-    gathered, length = blocks.take(0), 0
+def parts(chunks: Iterator[memoryview], size: int, stop: Stop, what: str) -> Iterator[memoryview]:
+    """The `size` bytes of `chunks` in pieces of PART_BYTES, the last one shorter.  A piece is valid
+    until the next one is asked for.  `stop` is asked in the middle of a chunk, too."""
+    at = 0  # of all bytes
+    gathered: blocks.Block | None = None
     for view in chunks:
         while len(view):
-            if not length and len(view) >= PART_BYTES:
+            begun = at % PART_BYTES
+            if not begun and len(view) >= PART_BYTES:
+                at += PART_BYTES
                 yield view[:PART_BYTES]
                 view = view[PART_BYTES:]
                 if len(view):
                     _check(stop, what)
                 continue
-            if not length:
-                gathered = blocks.take(PART_BYTES)
-            taken = view[: PART_BYTES - length]
-            gathered.put(length, taken)
-            length += len(taken)
+            length = min(PART_BYTES, size - at + begun)  # of this piece
+            if gathered is None:
+                gathered = blocks.take(length)
+            taken = view[: length - begun]
+            gathered.put(begun, taken)
+            at += len(taken)
             view = view[len(taken) :]
-            if length == PART_BYTES:
-                yield memoryview(gathered)[:PART_BYTES]
-                length = 0
-    if length:
-        yield memoryview(gathered)[:length]
+            if at % PART_BYTES == 0:
+                yield memoryview(gathered)[:length]
+                gathered = None
+    if gathered is not None:
+        yield memoryview(gathered)[: at % PART_BYTES]
 
 
 def _check(stop: Stop, what: str) -> None:
@@ -120,7 +124,7 @@ def to_file(path: str, pieces: Iterator[memoryview], size: int) -> None:
     try:
         fd = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         try:
-            allocate_huge(fd, size)
+            allocate_huge(fd, size)  # where it gives no pages, the writes do
             for piece in pieces:
                 view = piece
                 while len(view):
