@@ -181,12 +181,14 @@ class BrokerView:
     def input_partitions(self, plan: Plan, *, by_object: bool = False) -> list[InputPartition]:
         """The ranges of `plan` as Spark partitions, split for minPartitions and
         maxRecordsPerPartition, and, with `by_object`, where objects of remote storage end."""
+        settings = self._settings
         located = [LocatedRange(r) for r in plan.ranges if r.size > 0]
-        if self._settings.client.get("cold.reads") != "broker":
+        if settings.client.get("cold.reads") != "broker":
             places = self.look(lambda s: s.locate(_wanted(plan)))
             if any(places.values()):
-                located = split_at_objects(plan.ranges, places, by_object=by_object)
-        settings = self._settings
+                located = split_at_objects(
+                    plan.ranges, places, by_object=by_object, min_partitions=settings.min_partitions
+                )
         return [
             RangePartition(*x.range.topic_partition, x.range.start, x.range.stop, x.places)
             for x in split_further(located, settings.min_partitions, settings.max_records)

@@ -50,13 +50,16 @@ def split_at_objects(
     places: Mapping[TopicPartition, Sequence[Place]],
     *,
     by_object: bool = True,
+    min_partitions: int | None = None,
 ) -> list[LocatedRange]:
     """Each range in pieces that end where an object does; what lies after the last object of its
     partition stays whole.  Without `by_object` the ranges are not split.  `places` of a partition
-    follow each other without a gap, and the first one holds the start of the range."""
+    follow each other without a gap, and the first one holds the start of the range.  With
+    `min_partitions` small objects share a task only as far as there are that many tasks: to split
+    later, within objects, would have several tasks fetch each of them."""
     out: list[LocatedRange] = []
     ranges = list(ranges)
-    wanted = _bytes_of_a_task(ranges, places) if by_object else 0
+    wanted = _bytes_of_a_task(ranges, places, min_partitions) if by_object else 0
     for whole in ranges:
         if not by_object:
             out.append(LocatedRange(whole, tuple(places.get(whole.topic_partition, ()))))
@@ -101,7 +104,9 @@ def split_further(
 
 
 def _bytes_of_a_task(
-    ranges: Iterable[OffsetRange], places: Mapping[TopicPartition, Sequence[Place]]
+    ranges: Iterable[OffsetRange],
+    places: Mapping[TopicPartition, Sequence[Place]],
+    min_partitions: int | None,
 ) -> int:
     total = sum(
         place.log_bytes
@@ -109,7 +114,8 @@ def _bytes_of_a_task(
         for place in places.get(x.topic_partition, ())
         if place.base_offset < x.stop and place.end_offset > x.start
     )
-    return min(max(total // TASKS, LEAST_BYTES), MOST_BYTES)
+    wanted = min(max(total // TASKS, LEAST_BYTES), MOST_BYTES)
+    return min(wanted, total // min_partitions) if min_partitions else wanted
 
 
 def _part(whole: OffsetRange, start: int, stop: int) -> OffsetRange:

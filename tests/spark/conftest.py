@@ -7,6 +7,7 @@ import gc
 import itertools
 import os
 import re
+import stat
 import time
 from collections import Counter
 
@@ -50,6 +51,21 @@ def spark():
     session = builder.getOrCreate()
     yield session
     session.stop()
+
+
+@pytest.fixture(scope="session")
+def said(spark):
+    """What Spark's processes have written to their standard error, which is that of this process,
+    since this test began."""
+    where = f"/proc/{spark.sparkContext._gateway.proc.pid}/fd/2"
+    if not stat.S_ISREG(os.stat(where).st_mode):
+        pytest.skip("standard error is not captured (pytest -s)")
+
+    def read() -> str:
+        with open(where, errors="replace") as f:
+            return f.read()
+
+    return read
 
 
 @pytest.fixture(scope="session")

@@ -53,6 +53,17 @@ def test_small_objects_share_a_task():
     assert shown(located) == [(0, 20, 2), (20, 40, 2), (40, 50, 1), (50, 60, 0)]
 
 
+def test_as_many_tasks_as_are_wanted_of_small_objects():
+    """No object is divided as long as there are enough."""
+    small = objects(*range(10, 301, 10), size=1000)
+    for wanted, each in ((30, 1), (10, 3), (3, 10)):
+        located = split_at_objects([OffsetRange(TP, 0, 300)], {TP: small}, min_partitions=wanted)
+        ends = range(10 * each, 301, 10 * each)
+        assert shown(located) == [(end - 10 * each, end, each) for end in ends]
+    located = split_at_objects([OffsetRange(TP, 0, 300)], {TP: small}, min_partitions=200)
+    assert len(split_further(located, 200, None)) >= 200
+
+
 def test_a_large_query_has_larger_tasks_and_enough_of_them():
     """Full segments are a little smaller than their limit, and each pair of them is a task."""
     half = objects(*range(10, 10 * 4 * TASKS + 1, 10), size=MOST_BYTES // 2 - 100)
@@ -95,7 +106,9 @@ def test_pieces_are_the_range_and_know_their_objects(spans, sizes, tail, start, 
     start = min(start, stop - 1)
     held = [x for x in found if x.end_offset > start]
     located = split_further(
-        split_at_objects([OffsetRange(TP, start, stop)], {TP: held}), least, most
+        split_at_objects([OffsetRange(TP, start, stop)], {TP: held}, min_partitions=least),
+        least,
+        most,
     )
     assert located[0].range.start == start and located[-1].range.stop == stop
     for a, b in pairwise(located):

@@ -65,11 +65,13 @@ def _without_url(values: dict[str, Any]) -> ColdPlace:
 
 class ColdView(NamedTuple):
     """What a leader knows of a partition from one offset on.  `error`: why it tells no places, or
-    why nobody knows; `local_start`: what is below it is in remote storage only; -1: not told."""
+    why nobody knows; `local_start`: what is below it is in remote storage only; -1: not told;
+    `is_all`: there are no more of them, as what follows is at the leader only."""
 
     places: tuple[ColdPlace, ...]
     local_start: int
     error: KdirectError | None = None
+    is_all: bool = False
 
 
 class Wanted(NamedTuple):
@@ -136,7 +138,8 @@ def _views(wanted: list[Wanted], answer: Any) -> dict[TopicPartition, ColdView]:
             what = f"locating records of {x.tp} from offset {x.start} on"
             error = access_error(row.error_code, row.error_message, what)
         places = () if error is not None else _places(x, answer, row)
-        out[x.tp] = ColdView(places, row.local_log_start_offset, error)
+        is_all = bool(row.locations) and row.locations[-1].kind == layout.LOCATION_BROKER
+        out[x.tp] = ColdView(places, row.local_log_start_offset, error, is_all)
     return out
 
 

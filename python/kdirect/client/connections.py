@@ -174,7 +174,8 @@ class SharedConnections:
                     if x.url is None and (stores.prefers_cold or x.start_offset < view.local_start)
                 )
                 found[tp] += places
-                if places and places[-1].end_offset < ranges[tp][1]:
+                # An answer has room for so many; where it ends with what the broker has, it is all.
+                if places and not view.is_all and places[-1].end_offset < ranges[tp][1]:
                     wanted[tp] = places[-1].end_offset
         return found
 
