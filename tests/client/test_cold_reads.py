@@ -255,9 +255,10 @@ def test_pieces_that_do_not_end_with_a_batch(tmp_path: Path, object_stores: Any)
                 assert counts["client_cold_gets"] > 4
 
 
-def test_prefer_cold_leaves_the_broker_alone(tmp_path: Path, object_stores: Any) -> None:
+@pytest.mark.parametrize("kind", ["directory", "s3"])
+def test_prefer_cold_leaves_the_broker_alone(tmp_path: Path, object_stores: Any, kind: str) -> None:
     """What is at the broker, too, comes from the store."""
-    place = object_stores["directory"].fresh()
+    place = object_stores[kind].fresh()
     with cold_log(tmp_path, place, settle=False, local_retention="-2") as log:
         partition = log.partition
         assert partition.local_log_start_offset == 0
@@ -271,6 +272,7 @@ def test_prefer_cold_leaves_the_broker_alone(tmp_path: Path, object_stores: Any)
                 hot = counts.get("read_bytes", 0) + counts.get("fetched_bytes", 0)
                 assert (hot == 0) == prefers
                 assert (counts.get("client_cold_gets", 0) > 0) == prefers
+                assert log.gets_of_the_broker() == 0
                 assert consume(log, log.records, **given)[0] == list(range(log.records))
 
 

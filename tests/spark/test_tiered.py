@@ -120,22 +120,39 @@ def test_times_skip_objects(spark, tiers, tmp_path):
     assert sum(x.get("client_cold_bytes", 0) for x in told(tmp_path / "told")) < 0.8 * stored
 
 
-def test_prefer_cold_takes_nothing_of_the_broker(spark, object_stores, tmp_path):
-    place = object_stores["directory"].fresh()
+@pytest.mark.parametrize("kind", ["directory", "s3"])
+def test_prefer_cold_takes_nothing_of_the_broker(spark, object_stores, tmp_path, kind):
+    """No READ, no Fetch, and no GET that the broker makes, for what is in the store."""
+    place = object_stores[kind].fresh()
     with tiered_broker(place, tmp_path / "log", remote_log_client_access="config") as tiers:
         tiers.create(local_retention_bytes=-2, segment_bytes=262_144)
         tiers.produce(0, RECORDS, size=2000)
         tiers.wait(lambda: not tiers.figure("remote_copy_lag_segments"))
         assert tiers.partition.local_log_start_offset == 0
+        end = tiers.broker.server.remote.end_offset(tiers.partition)
+        assert RECORDS // 2 < end < RECORDS
         (tmp_path / "told").mkdir()
-        frame = (
-            spark.read.format("kdirect")
-            .options(**options(tiers, preferCold="true", taskStatisticsDir=tmp_path / "told"))
-            .load()
+
+        def asked() -> tuple[int, int]:
+            fetches = tiers.broker.statistics()["broker_requests_by_api"].get("Fetch", 0)
+            return fetches, tiers.figure("remote_get_requests")
+
+        before = asked()
+        given = options(
+            tiers,
+            preferCold="true",
+            endingOffsets=json.dumps({"t": {"0": end}}),
+            taskStatisticsDir=tmp_path / "told",
         )
-        assert rows(frame) == EXPECTED
-        bytes_ = sum(x.get("client_cold_bytes", 0) for x in told(tmp_path / "told"))
-        assert bytes_ > 0.9 * RECORDS * 2000
+        assert rows(spark.read.format("kdirect").options(**given).load()) == EXPECTED[:end]
+        assert asked() == before
+        statistics = told(tmp_path / "told")
+        assert {x["transport"] for x in statistics} == {"objects"}
+        assert not [x for x in statistics if x.get("read_bytes") or x.get("fetched_bytes")]
+        assert sum(x["client_cold_bytes"] for x in statistics) > end * 2000
+        # What follows is the broker's.
+        given["endingOffsets"] = "latest"
+        assert rows(spark.read.format("kdirect").options(**given).load()) == EXPECTED
 
 
 def test_credentials_are_in_no_plan(spark, object_stores):

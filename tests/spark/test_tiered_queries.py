@@ -7,20 +7,23 @@ Clients reach the store through a gate, which counts their requests; the broker 
 from __future__ import annotations
 
 import json
+import logging
+import os
 import time
 from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import parse_qs, unquote
 
 import pytest
 
+import kdirect
 from kdirect.storage.upload import key_of
-from tests.object_servers import Gate, Place, gate_to
+from tests.object_servers import CUT, KEY_ID, SECRET, Gate, Place, gate_to
 from tests.spark.test_tiered import options, rows, told
-from tests.storage.tiered_broker import TieredBroker, tiered_broker
+from tests.storage.tiered_broker import TP, TieredBroker, tiered_broker
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 OBJECTS = 30
@@ -228,3 +231,69 @@ def test_what_retention_has_taken_away_is_a_loss(spark, object_stores, tmp_path)
         found = spark.read.parquet(str(tmp_path / "rows")).collect()
         expected = [*range(100), *range(start, RECORDS)]
         assert sorted((x.offset, x.n) for x in found) == [(i, i) for i in expected]
+
+
+def test_signed_urls_are_told_nowhere(
+    spark, said, object_stores, tmp_path, caplog, capsys, monkeypatch
+):
+    """Whole reads with them by a session and a client that have no key, with errors on the way: not
+    a signature, nor the broker's key, stands in what anybody says, plans or throws."""
+    for name in [x for x in os.environ if x.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    place = object_stores["s3"].fresh()
+    count = 200
+    with (
+        gate_to(place) as (gate, through),
+        tiered_broker(place, tmp_path / "log", remote_log_client_access="presigned") as tiers,
+    ):
+        seen = Seen(tiers, gate, through)
+        tiers.create()
+        tiers.produce(0, count, size=SIZE)
+        tiers.settle()
+        refused = [(503, "SlowDown"), (403, "AccessDenied"), CUT]
+
+        hit: set[str] = set()
+
+        def fault(request: Any) -> Any:
+            if not refused or request.path in hit:
+                return None
+            hit.add(request.path)
+            return refused.pop()
+
+        given = {
+            "kafka.bootstrap.servers": tiers.address,
+            "subscribe": "t",
+            "startingOffsets": "earliest",
+            "coldReads": "direct",
+        }
+        spark.sparkContext.setLogLevel("INFO")
+        try:
+            frame = spark.read.format("kdirect").options(**given).load()
+            gate.fault = fault
+            assert rows(frame) == [(i, i) for i in range(count)]
+            assert not refused and seen.gets
+            frame.explain(True)
+            shown = capsys.readouterr().out + frame._jdf.queryExecution().toString()
+            assert "kdirect" in shown.lower()
+            with caplog.at_level(logging.DEBUG):
+                hit.clear()
+                refused += [(503, "SlowDown"), (403, "AccessDenied")]
+                settings = {"bootstrap.servers": tiers.address, "cold.reads": "direct"}
+                with kdirect.connect(settings) as session, session.reader(TP, 0, count) as reader:
+                    assert sum(batch.num_rows for batch in reader) == count
+                    assert reader.statistics()["client_cold_gets"] > 0
+            assert not refused
+            lost = key_of(seen.segments[3], tiers.broker.server.logs.cluster_id)
+            place.store().delete(lost)
+            with pytest.raises(Exception, match=lost) as caught:
+                rows(frame)
+        finally:
+            spark.sparkContext.setLogLevel("ERROR")
+        signatures = {
+            parse_qs(x.query)["X-Amz-Signature"][0] for x in gate.requests if x.method == "GET"
+        }
+        assert len(signatures) > 3
+    everything = said() + caplog.text + shown + str(caught.value)
+    assert "TaskSetManager" in everything, "Spark's own log was not captured"
+    told_of = [x for x in (*signatures, "X-Amz", KEY_ID, SECRET) if x in everything]
+    assert not told_of

@@ -1,12 +1,13 @@
 """Presigned URLs: a broker signs, and who has the URL reads without a key.
 
 Owns: the signature, by botocore (the extra `s3`, imported when it is first used), and the ranged
-GET of such a URL by plain HTTP.  A URL's query is a credential, so no error has it.
+GET of such a URL by plain HTTP.  A URL's query is a credential, so no error has it, and no log.
 """
 
 from __future__ import annotations
 
 import http.client
+import logging
 import re
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
@@ -82,6 +83,8 @@ def _make_client(uri: StoreUri) -> Any:
             "presigned URLs are signed by botocore, which is not installed",
             hint="pip install 'kdirect[s3]'",
         ) from None
+    # At DEBUG it would log each signature, with all that it is made of.
+    logging.getLogger("botocore.auth").setLevel(logging.INFO)
     endpoint = uri.settings.get("endpoint_override")
     scheme = uri.settings.get("scheme", "https")
     virtual = not endpoint or uri.settings.get("force_virtual_addressing", "").lower() == "true"
