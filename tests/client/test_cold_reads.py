@@ -106,6 +106,22 @@ def test_a_consumer_sees_one_log(logs: dict[str, ColdLog], access: str, transpor
     assert counts["read_bytes" if transport == "shm" else "fetched_bytes"] > 0
 
 
+def test_a_reader_of_a_store_of_googles(tmp_path: Path, object_stores: Any) -> None:
+    """Small objects, and some of several pieces."""
+    for segment_bytes, size in ((16384, 90), (1 << 20, 1600)):
+        place = object_stores["gcs"].fresh()
+        directory = tmp_path / str(size)
+        with cold_log(directory, place, size=size, segment_bytes=segment_bytes) as log:
+            offsets, counts = read(
+                log, 0, log.records, transport="tcp", cold_reads="direct",
+                cold_buffer_bytes=1 << 20,
+            )  # fmt: skip
+            assert offsets == list(range(log.records)) and log.gets_of_the_broker() == 0
+            assert counts["client_cold_bytes"] > sum(x.size for x in log.segments)
+            pieces = counts["client_cold_gets"] / len(log.segments)
+            assert pieces == 1 if size == 90 else pieces > 3
+
+
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_through_the_broker(logs: dict[str, ColdLog], transport: str) -> None:
     log = logs["directory"]

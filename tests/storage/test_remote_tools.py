@@ -103,6 +103,37 @@ def test_sweep_takes_orphans_only(tiers: TieredBroker, capsys: Any) -> None:
     assert tiers.objects() == sorted([*keys, *foreign])
 
 
+def test_text_says_what_json_says(tiers: TieredBroker, capsys: Any) -> None:
+    """A line of values for each object; of verify, for those only of which something is found."""
+    store, keys = tiers.place.store(), tiers.objects()
+    orphan = keys[0][: -len(NOBODYS)] + NOBODYS
+    store.put(orphan, 4, [b"data"])
+    store.delete(keys[1])
+    options = ["--broker", tiers.address, *credentials(tiers.place)]
+    sweep = ["sweep", "--age-ms", "-1000", *options]
+
+    def as_text(*arguments: str) -> tuple[int, list[list[str]], str]:
+        capsys.readouterr()
+        status = main(["remote", *arguments])
+        out, said = capsys.readouterr()
+        return status, [line.split("\t") for line in out.splitlines()], said
+
+    for arguments, count in (
+        (["ls", TOPIC, "--broker", tiers.address], len(keys)),
+        (["verify", *options], 1),
+        ([*sweep, "--dry-run"], 1),
+    ):
+        status, rows, said = run(capsys, "remote", *arguments)
+        if arguments[0] == "verify":
+            rows = [row for row in rows if row["finding"]]
+        lines = [["-" if v is None else str(v) for v in row.values()] for row in rows]
+        assert as_text(*arguments) == (status, lines, said)
+        assert len(lines) == count and status == (arguments[0] == "verify")
+    status, lines, said = as_text(*sweep)
+    assert (status, [x[0] for x in lines], said) == (0, [orphan], "1 objects deleted\n")
+    assert as_text(*sweep) == (0, [], "0 objects deleted\n")
+
+
 def test_inspect_shows_an_object(tiers: TieredBroker, capsys: Any) -> None:
     key = tiers.objects()[0]
     base, _, query = tiers.place.uri.partition("?")
