@@ -15,7 +15,7 @@ from kdirect.format.protocol import ErrorCode
 from kdirect.format.segment_object import parse_key
 from kdirect.objects import get_presigned
 from kdirect.wire.connection import Connection
-from tests.client.cold_logs import TOPIC, ColdLog, cold_log
+from tests.client.cold_logs import TOPIC, TP, ColdLog, cold_log
 from tests.object_servers import directory_place
 
 
@@ -85,6 +85,21 @@ def test_a_part_of_it(log: ColdLog) -> None:
     assert rest.start_offset == objects[-1].end_offset and rest.end_offset == log.records
     (row,) = located(log, log.records, layout.TO_TIERED_END).partitions
     assert (row.error_code, row.locations) == (0, [])
+
+
+@pytest.mark.parametrize("prefers", [False, True])
+def test_a_planner_asks_once(log: ColdLog, prefers: bool) -> None:
+    """Also where the range ends with what the broker has itself."""
+
+    def asked() -> int:
+        return int(log.broker.statistics()["broker_requests_by_api"].get("LocateRecords", 0))
+
+    before = asked()
+    own = log.settings(prefer_cold=prefers, client_id=f"planner {prefers}")
+    with kdirect.connect(own) as session:
+        places = session.locate({TP: (0, log.records)})[TP]
+    assert places[-1].end_offset == log.segments[-1].end_offset < log.records
+    assert asked() == before + 1
 
 
 def test_what_is_refused(log: ColdLog) -> None:
