@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from kdirect.format.segment_object import parse_key
 from tests.storage.tiered_broker import TieredBroker, tiered_broker
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
@@ -76,7 +77,9 @@ def test_the_rows_are_the_same_whichever_way_they_come(spark, tiers, reads):
 
 
 def test_a_stream_reads_the_cold_part_once(spark, tiers, tmp_path):
-    given = options(tiers, coldReads="direct")
+    """And, as all of it is known beforehand, by tasks that begin where objects do."""
+    (tmp_path / "told").mkdir()
+    given = options(tiers, coldReads="direct", taskStatisticsDir=tmp_path / "told")
     for round_ in range(2):
         (
             spark.readStream.format("kdirect").options(**given).load()
@@ -91,6 +94,10 @@ def test_a_stream_reads_the_cold_part_once(spark, tiers, tmp_path):
         assert sorted((r.offset, r.n) for r in found) == [(i, i) for i in range(expected)]
         tiers.produce(RECORDS, RECORDS, size=2000)
         tiers.settle()
+    starts = {x["start"] for x in told(tmp_path / "told")}
+    assert len(starts) >= 6, "one task read all objects of a micro-batch"
+    parsed = [parse_key("", key) for key in tiers.objects()]
+    assert starts - {RECORDS} <= {found[1] for found in parsed if found is not None}
 
 
 @pytest.mark.parametrize("tiers", ["s3"], indirect=True)
