@@ -11,6 +11,7 @@ one, so a `RemoteLog` is only ever used by one thread, and no lock is held while
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -116,6 +117,10 @@ class RemoteCounters:
     delete_errors: int = 0
     adopted: int = 0
     orphans: int = 0
+
+
+class _UnownedError(Exception):
+    """Not seen to be the owner, of which all is told.  It never leaves this module."""
 
 
 class RemoteLogs:
@@ -484,7 +489,8 @@ class RemoteLogs:
         if isinstance(tail, BaseException):
             if not isinstance(tail, ClosedError | UploadStoppedError):
                 self.counters.copy_errors += 1
-                self._complain(name, tail)
+                if not isinstance(tail, _UnownedError):
+                    self._complain(name, tail)
             tail = None
         elif tail is not None:
             self.counters.copy_bytes += tail.position + tail.length
@@ -499,7 +505,7 @@ class RemoteLogs:
         stop: threading.Event,
         under_way: RunningUpload,
     ) -> TailPlace:
-        self.ownership.require(OWNER_COPIES_S)
+        self._require_own(OWNER_COPIES_S)
         under_way.heard_at = time.monotonic()
         sealed = next(
             (s for s in partition.sealed_segments() if s.base_offset == segment.base_offset), None
@@ -539,11 +545,21 @@ class RemoteLogs:
         self._submit(self._threads.expire, self._own)
 
     def _own(self) -> None:
+        with contextlib.suppress(_UnownedError, ClosedError):
+            self._require_own(OWNER_COPIES_S)
+
+    def _require_own(self, within_s: float) -> None:
+        """See `Ownership.require`.  What is wrong there is wrong for every partition: a key that
+        the store does not know, a bucket that is not there.  It is told here, once for all.
+        _UnownedError, ClosedError."""
         try:
-            self.ownership.require(OWNER_COPIES_S)
+            self.ownership.require(within_s)
+        except ClosedError:
+            raise
         except (KdirectError, OSError) as error:
             if not self._closed:
                 self._complain(f"owner of {self.store.uri}", error)
+            raise _UnownedError from error
 
     # -- objects that are there --------------------------------------------------------------------
 
@@ -552,13 +568,15 @@ class RemoteLogs:
         key = key_of(segment, self.settings.cluster_id)
         result = e.Checked(segment.segment_id, e.Found.UNKNOWN)
         try:
-            self.ownership.require(OWNER_COPIES_S)
+            self._require_own(OWNER_COPIES_S)
             tail = find_whole(self.store, segment, self.settings.cluster_id)
             result = e.Checked(segment.segment_id, e.Found.SOUND if tail else e.Found.UNSOUND, tail)
             self.counters.adopted += tail is not None
         except (CorruptObjectError, UnsupportedFormatError, ObjectNotFoundError) as error:
             result = e.Checked(segment.segment_id, e.Found.UNSOUND)
             self._complain(f"object {key} is not counted", error)
+        except _UnownedError:
+            pass
         except (KdirectError, OSError) as error:
             self._complain(f"look at object {key}", error)
         self._tell(found, result)
@@ -568,12 +586,13 @@ class RemoteLogs:
         done = True
         reached("before the DELETE")
         try:
-            self.ownership.require(OWNER_DELETES_S)
+            self._require_own(OWNER_DELETES_S)
             self.store.delete(key_of(segment, self.settings.cluster_id))
-        except (KdirectError, OSError) as error:
+        except (_UnownedError, KdirectError, OSError) as error:
             if not self._closed:
                 self.counters.delete_errors += 1
-                self._complain(f"deletion in {self.store.uri}", error)
+                if not isinstance(error, _UnownedError):
+                    self._complain(f"deletion in {self.store.uri}", error)
             done = False
         reached("after the DELETE")
         if done:
@@ -600,10 +619,12 @@ class RemoteLogs:
 
     def _sweep(self, given_up: list[RemoteSegment]) -> None:
         try:
-            self.ownership.require(0)
+            self._require_own(0)
             for key in delete_given_up(self.store, self.settings.cluster_id, given_up):
                 self.counters.orphans += 1
                 log.info("deleted %s, which nobody owned", key)
+        except _UnownedError:
+            pass
         except (KdirectError, OSError) as error:
             self._complain(f"sweep of {self.store.uri}", error)
 

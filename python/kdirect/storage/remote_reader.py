@@ -17,6 +17,7 @@ next one; None where there is no more.  It is called on the threads of the reade
 from __future__ import annotations
 
 import threading
+import time
 import uuid
 from collections.abc import Callable, Collection
 from concurrent.futures import Future
@@ -56,6 +57,9 @@ _Result = TypeVar("_Result")
 # Of the end of an object, where nobody says where its tail is.
 _GUESSED_TAIL = 64 << 10
 _LARGEST_PLAIN_BATCH = 1 << 30
+# Bytes that were found damaged are asked for again, but not by each client that comes to them.
+DAMAGE_KEPT_S = 5.0
+_MOST_DAMAGED = 1000  # whose times are remembered
 
 
 class RemoteReader:
@@ -83,6 +87,7 @@ class RemoteReader:
         self._max_plain_batch_bytes = max_plain_batch_bytes
         self._threads = ReaderThreads(threads, max_pending, name="kdirect-remote-read")
         self._read_ahead = ReadAhead()
+        self._damaged: dict[uuid.UUID, float] = {}  # when their bytes were dropped
         self._counted = threading.Lock()
         self._counts = dict.fromkeys(
             (
@@ -205,13 +210,31 @@ class RemoteReader:
         """What `task` returns, and of which segment: when its object is gone, of the one that
         `find` gives then."""
         try:
-            return task(segment), segment
+            return self._checked(segment, task), segment
         except ObjectNotFoundError:
             self.forget(segment)
             fresh = find()
             if fresh is None or fresh.segment_id == segment.segment_id:
                 raise
-        return task(fresh), fresh
+        return self._checked(fresh, task), fresh
+
+    def _checked(self, segment: RemoteSegment, task: Callable[[RemoteSegment], _Result]) -> _Result:
+        """What `task` returns.  Where it finds damage the segment's chunks are dropped, once in a
+        while: it may have happened on the way, and an object that was restored is to be seen."""
+        try:
+            return task(segment)
+        except CorruptObjectError:
+            now = time.monotonic()
+            with self._counted:
+                known = self._damaged
+                news = now >= known.get(segment.segment_id, -DAMAGE_KEPT_S) + DAMAGE_KEPT_S
+                if news:
+                    if len(known) >= _MOST_DAMAGED:
+                        known.clear()
+                    known[segment.segment_id] = now
+            if news:
+                self._chunks.forget(segment.segment_id)
+            raise
 
     def _read_one(
         self,
