@@ -1,6 +1,7 @@
 """Rounds in which a broker with a tiered topic is killed at a step, and comes back.
 
-``python -m tests.storage.remote_kills --first SEED --count N`` runs many of them.
+``python -m tests.storage.remote_kills --first SEED --count N`` runs many of them, over a directory;
+`test_remote_kills.py` runs a part of its rounds over S3.
 
 In each round a broker of its own process copies, deletes locally and deletes remotely while records
 are produced; at a named step (`kdirect.failpoints`) it ends with SIGKILL.  The next one has to
@@ -33,6 +34,8 @@ from kdirect.format.object_check import read_footer
 from kdirect.format.remote_metadata import SegmentState
 from kdirect.format.segment_object import parse_key
 from kdirect.model import TopicPartition
+from kdirect.objects import ObjectInfo
+from tests.object_servers import Place, directory_place
 
 STEPS = (
     "before COPY_SEGMENT_STARTED",
@@ -57,15 +60,17 @@ SETTLE_S = 30.0
 
 
 class Process:
-    """A broker of its own process."""
+    """A broker of its own process.  `place`: where its objects go, else below its directory."""
 
-    def __init__(self, directory: Path, failpoint: str) -> None:
+    def __init__(self, directory: Path, failpoint: str, place: Place | None = None) -> None:
+        place = place or directory_place(directory / "store")
         environment = {**os.environ, VARIABLE: failpoint}
         arguments = {
             "log.dirs": str(directory / "log"),
             "listeners": "127.0.0.1:0",
             "remote.log.storage.system.enable": "true",
-            "remote.log.storage.uri": (directory / "store").as_uri(),
+            "remote.log.storage.uri": place.uri,
+            **{f"rsm.config.{name}": value for name, value in place.config.items()},
             "remote.log.manager.task.interval.ms": "100",
             "log.retention.check.interval.ms": "50",
             "rdma.transports": "",
@@ -100,9 +105,11 @@ class Process:
 class Round:
     """One round of a seed."""
 
-    def __init__(self, seed: int, directory: Path) -> None:
+    def __init__(self, seed: int, directory: Path, place: Place | None = None) -> None:
         self.chance = random.Random(seed)
         self.directory = directory
+        self.place = place or directory_place(directory / "store")
+        self.store = self.place.store()
         self.step = STEPS[seed % len(STEPS)]
         self.acknowledged: dict[int, bytes] = {}  # offset -> value
         self.fired = False
@@ -110,7 +117,7 @@ class Round:
     def run(self) -> None:
         deletes = "DELETE" in self.step
         number = 1 if deletes else self.chance.choice((1, 1, 2, 3))
-        broker = Process(self.directory, f"{self.step}:{number}")
+        broker = Process(self.directory, f"{self.step}:{number}", self.place)
         try:
             self._create(broker.address)
             self._produce(broker)
@@ -118,7 +125,7 @@ class Round:
             self.fired = not broker.is_alive
             broker.end()
         self.whole = self._whole_objects()
-        broker = Process(self.directory, "")
+        broker = Process(self.directory, "", self.place)
         try:
             self._settle(broker.address)
             self._check(broker.address)
@@ -166,23 +173,22 @@ class Round:
 
     # -- after the restart -------------------------------------------------------------------------
 
-    def _objects(self) -> dict[Any, Path]:
+    def _objects(self) -> dict[Any, ObjectInfo]:
         """Segment id -> object, of those that are visible."""
-        store = self.directory / "store"
         found = {}
-        for path in store.rglob("*.kseg"):
-            parsed = parse_key("", str(path.relative_to(store)))
+        for info in self.store.list():
+            parsed = parse_key("", info.key)
             if parsed is not None:
-                found[parsed[0].segment_id] = path
+                found[parsed[0].segment_id] = info
         return found
 
     def _whole_objects(self) -> dict[Any, int]:
         """Segment id -> end offset, of what is there when the broker is dead.  An object is whole,
         or it is not there."""
         whole = {}
-        for segment_id, path in self._objects().items():
-            data = memoryview(path.read_bytes())
-            whole[segment_id] = read_footer(partial(_slice, data), len(data)).end_offset
+        for segment_id, info in self._objects().items():
+            get = partial(self.store.get, info.key)
+            whole[segment_id] = read_footer(get, info.size).end_offset
         return whole
 
     def _settle(self, address: str) -> None:
@@ -224,15 +230,12 @@ class Round:
             assert self.whole[segment_id] <= start, f"{segment_id} was there and was not adopted"
 
 
-def _slice(data: memoryview, position: int, length: int) -> memoryview:
-    return data[position : position + length]
-
-
-def run(seed: int) -> Round:
-    """One round in a directory of its own.  AssertionError says what was broken."""
+def run(seed: int, place: Place | None = None) -> Round:
+    """One round in a directory of its own, with its objects there or in a `place`.  AssertionError
+    says what was broken."""
     directory = Path(tempfile.mkdtemp(prefix="remote-kills-", dir="/dev/shm"))
     try:
-        one = Round(seed, directory)
+        one = Round(seed, directory, place)
         one.run()
         return one
     finally:
