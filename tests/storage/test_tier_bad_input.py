@@ -5,22 +5,28 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import uuid
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import confluent_kafka
 import pytest
 
+from kdirect.broker.remote_metadata import metadata_partition
+from kdirect.broker.topics import REMOTE_METADATA_TOPIC
 from kdirect.format import protocol as p
 from kdirect.format.batch import iterate_batches
 from kdirect.format.protocol import ErrorCode
+from kdirect.format.remote_metadata import RemoteSegmentUpdate, SegmentState, pack_record
 from kdirect.format.schema import build
 from kdirect.log.partition import Partition
 from kdirect.model import TopicPartition
 from kdirect.storage.remote_log import MOST_FAILED
-from tests.broker.conftest import Raw
+from kdirect.storage.upload import key_of
+from tests.broker.conftest import Raw, call_on_loop
 from tests.broker.test_topic_properties import alter
 from tests.object_servers import Place, gate_to
 from tests.storage.tiered_broker import TOPIC, TieredBroker, tiered_broker
@@ -263,3 +269,98 @@ def test_a_segment_that_is_damaged_here_is_not_copied(
             file.write(bytes([good]))
         tiers.settle()
         assert tiers.consume(0, 2 * RECORDS) == everything(0, 2 * RECORDS)
+
+
+# -- records of the metadata that say what cannot be -----------------------------------------------
+
+
+def write_somehow(tiers: TieredBroker, records: Sequence[tuple[int, bytes]]) -> None:
+    """(partition, value)s into the metadata topic, as the broker appends; a client may not, which
+    is tried with the first one."""
+    failed: list[Any] = []
+    producer = confluent_kafka.Producer({"bootstrap.servers": tiers.address, "log_level": 0})
+    index, value = records[0]
+    producer.produce(
+        REMOTE_METADATA_TOPIC, value, partition=index, callback=lambda e, _: failed.append(e)
+    )
+    assert producer.flush(20) == 0
+    assert [error.name() for error in failed] == ["TOPIC_EXCEPTION"]
+    state = tiers.broker.server.remote.metadata._state
+    for index, value in records:
+        call_on_loop(
+            tiers.broker, partial(state.change, lambda _, i=index: i, [(b"k", value)], lambda: None)
+        )
+
+
+def test_metadata_that_cannot_be_is_told_once_and_changes_nothing(
+    place: Place, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Records of an api key that nobody knows, torn ones and no records at all; and sound ones that
+    contradict what is known: a second beginning of a segment with other offsets, an end without a
+    deletion, one of a segment of which nobody has heard, a whole partition of a topic that is not
+    there.  The object of that one is somebody's, and stays."""
+    log = tmp_path / "log"
+    with tiered_broker(place, log) as tiers:
+        tiers.create()
+        tiers.create("other")
+        tiers.produce(0, RECORDS)
+        send(tiers, "other")
+        tiers.settle()
+        tiers.wait(lambda: len(log_of(tiers, "other").segments) == 1)
+        table = tiers.broker.server.remote.metadata.table
+        where = (tiers.partition.topic_id, 0)
+        index = metadata_partition(where, table.topic_partitions)
+        known = dict(table.partitions[where].segments)
+        first = min(known.values(), key=lambda s: s.base_offset)
+        foreign = replace(first, topic="gone", topic_id=uuid.uuid4(), segment_id=uuid.uuid4())
+        cluster = tiers.broker.server.logs.cluster_id
+        place.store().put(key_of(foreign, cluster), 3, [b"abc"])
+        begun = replace(first, state=SegmentState.COPY_SEGMENT_STARTED)
+
+        def update(segment_id: uuid.UUID, state: SegmentState) -> bytes:
+            return pack_record(
+                RemoteSegmentUpdate(
+                    topic=TOPIC, topic_id=where[0], partition=0, segment_id=segment_id,
+                    broker_id=1, event_timestamp_ms=5, custom=None, state=state,
+                )
+            )  # fmt: skip
+
+        good = pack_record(begun)
+        unreadable = [
+            bytes([good[0], 77, *good[2:]]), good[:40], good + b"x", b"", b"\xff" * 30, b"hello",
+        ]  # fmt: skip
+        contradicting = [
+            pack_record(replace(begun, base_offset=5, end_offset=9)),
+            pack_record(replace(begun, base_offset=RECORDS, end_offset=RECORDS + 9)),
+            update(first.segment_id, SegmentState.DELETE_SEGMENT_FINISHED),
+            update(uuid.uuid4(), SegmentState.COPY_SEGMENT_FINISHED),
+            update(uuid.uuid4(), SegmentState.DELETE_SEGMENT_STARTED),
+        ]
+        gone = (foreign.topic_id, 0)
+        abroad = metadata_partition(gone, table.topic_partitions)
+        write_somehow(
+            tiers,
+            [(index, value) for value in (*unreadable, *contradicting)]
+            + [(abroad, pack_record(replace(foreign, state=SegmentState.COPY_SEGMENT_STARTED)))],
+        )
+        objects = tiers.objects()
+    for _ in range(2):
+        caplog.clear()
+        caplog.set_level(logging.WARNING, "kdirect")
+        with tiered_broker(place, log) as tiers:
+            table = tiers.broker.server.remote.metadata.table
+            assert table.partitions[where].segments == known
+            said = [r.getMessage() for r in caplog.records]
+            assert len(said) == 1 and f"{len(unreadable)} records" in said[0], said
+            assert REMOTE_METADATA_TOPIC in said[0] and "api key 77" in said[0], said
+            assert tiers.consume(0, RECORDS) == everything()
+            assert set(tiers.objects()) == set(objects)
+    with tiered_broker(place, log) as tiers:
+        tiers.produce(RECORDS, RECORDS)
+        send(tiers, "other")
+        tiers.settle()
+        tiers.wait(lambda: log_of(tiers, "other").local_log_start_offset > RECORDS)
+        assert tiers.consume(0, 2 * RECORDS) == everything(0, 2 * RECORDS)
+        tiers.admin.delete_topics([TOPIC])[TOPIC].result(20)
+        tiers.wait(lambda: not [k for k in tiers.objects() if f"/{TOPIC}-" in k])
+        assert key_of(foreign, cluster) in tiers.objects(), "somebody else's object is deleted"

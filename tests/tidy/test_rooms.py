@@ -108,6 +108,12 @@ RULES_OF_STATE = (
 # fmt: on
 
 
+# What is decided about remote segments; the other files of its room carry it out, read and keep.
+RULES_OF_TIERS = (
+    "remote_log", "remote_events", "remote_segments", "segment_states", "copy_rules", "lineage",
+)  # fmt: skip
+
+
 def what_it_touches(path: Path) -> list[str]:
     """Modules imported by a file that bring sockets, files, clocks, threads or chance."""
     return re.findall(rf"^\s*(?:import|from)\s+({OUTSIDE})\b", path.read_text(), re.MULTILINE)
@@ -125,6 +131,16 @@ def test_the_rules_of_the_state_engine_touch_nothing() -> None:
     text = "\n".join(path.read_text() for path in rules)
     rooms = imported_rooms(text) - {"state"}
     assert rooms <= EVERYONE | {"format"}
+
+
+def test_the_rules_of_tiered_storage_touch_nothing() -> None:
+    """No store, log, metadata topic, clock or thread: they import each other, and formats."""
+    rules = [PACKAGES["kdirect"] / "storage" / f"{name}.py" for name in RULES_OF_TIERS]
+    assert not {ident(path): found for path in rules if (found := what_it_touches(path))}
+    text = "\n".join(path.read_text() for path in rules)
+    assert imported_rooms(text) <= {"storage", "format"}
+    inner = set(re.findall(r"^\s*from kdirect\.storage\.(\w+)", text, re.MULTILINE))
+    assert inner <= set(RULES_OF_TIERS), "what carries decisions out decides nothing"
 
 
 def module_name(path: Path) -> str:

@@ -6,8 +6,8 @@ topic, so that nothing is deleted on a promise that a power failure could take b
 
 The topic is rewritten when most of it is dead (`kdirect.broker.state_topic`), so it grows with what
 is in the store and not with the age of the broker.  A record that cannot be read (it comes from a
-newer kdirect, say) is left out with an error in the log, and the topic is not rewritten while it is
-there: nothing of it is lost.
+newer kdirect, say) is left out, and the topic is not rewritten while it is there: nothing of it is
+lost.  Each start says once how many there are, and what is wrong with the first.
 
 **A record that was appended and could not be brought to the disk** counts for nothing yet: who
 wrote it hears that it failed.  It may be on the disk all the same, and will be found at the next
@@ -69,6 +69,7 @@ class RemoteMetadataTable:
         self.deleted: dict[PartitionId, PartitionMetadata] = {}
         self._remember_ms = remember_ms
         self.unreadable = 0
+        self.first_fault: FormatError | None = None  # of those
         self.topic_partitions = 1
 
     def take(self, record: Record) -> None:
@@ -106,11 +107,7 @@ class RemoteMetadataTable:
             self.take(parse_record(value))
         except FormatError as e:
             self.unreadable += 1
-            log.error(
-                "a record of %s is left out, and the topic is not rewritten while it is there: %s",
-                REMOTE_METADATA_TOPIC,
-                e,
-            )
+            self.first_fault = self.first_fault or e
 
     def records(self, index: int) -> Iterator[Record]:
         """The records of one partition of the topic that count."""
@@ -185,6 +182,14 @@ class RemoteMetadata:
         count = self.table.topic_partitions = self._state.partition_count
         for index in range(count):
             self._state.load(index)
+        if self.table.unreadable:
+            log.error(
+                "%d records of %s are left out, and the topic is not rewritten while they are"
+                " there; the first: %s",
+                self.table.unreadable,
+                REMOTE_METADATA_TOPIC,
+                self.table.first_fault,
+            )
 
     def make_topic(self) -> None:
         """Create the topic unless it is there, so that a broker with tiered topics has it from the
