@@ -15,12 +15,19 @@ from typing import Any
 import confluent_kafka
 import pytest
 
+from kdirect.broker.metadata_reader import _decode
 from kdirect.broker.remote_metadata import metadata_partition
 from kdirect.broker.topics import REMOTE_METADATA_TOPIC
 from kdirect.format import protocol as p
-from kdirect.format.batch import iterate_batches
+from kdirect.format.batch import iterate_batches, stamp
 from kdirect.format.protocol import ErrorCode
-from kdirect.format.remote_metadata import RemoteSegmentUpdate, SegmentState, pack_record
+from kdirect.format.record_list import encode_records
+from kdirect.format.remote_metadata import (
+    RemoteSegmentUpdate,
+    SegmentState,
+    pack_record,
+    parse_record,
+)
 from kdirect.format.schema import build
 from kdirect.log.partition import Partition
 from kdirect.model import TopicPartition
@@ -93,34 +100,37 @@ def offsets(found: Any) -> tuple[int, int]:
 # -- an object that is damaged ---------------------------------------------------------------------
 
 
+def flipped(data: bytes, at: int) -> bytes:
+    """With one bit of a byte the other way round."""
+    return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+
+
 @pytest.mark.parametrize("kind", ["directory", "s3"])
 def test_a_damaged_object_is_named_and_fails_its_partition_alone(
     object_stores: Any, tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One byte of the third batch of the first object.  What lies before it is handed on, and what
-    lies in the next object; other partitions of the same Fetch get theirs, cold and hot; and once
-    the object is restored, its records come."""
+    """One byte of the third batch of the first object, and one of the third object.  What lies
+    before it is handed on, and what lies in the next object; other partitions of the same Fetch get
+    theirs, cold and hot; each object is named; and once one is restored, its records come."""
     damaged, sound = f"damaged-{kind}", f"sound-{kind}"
     place = object_stores[kind].fresh()
     waits = {"remote_fetch_max_wait_ms": 20_000}
     with tiered_broker(place, tmp_path / "log", **waits) as tiers:
         for topic in (damaged, sound):
             tiers.create(topic)
-            send(tiers, topic)
+            send(tiers, topic, count=2 * RECORDS)
         logs = [log_of(tiers, topic) for topic in (damaged, sound)]
         tiers.wait(lambda: all(len(log.segments) == 1 for log in logs))
         end = logs[0].local_log_start_offset
-        key, after = (k for k in tiers.objects() if f"/{damaged}-" in k)
+        key, after, last = [k for k in tiers.objects() if f"/{damaged}-" in k][:3]
         store = place.store()
         size = store.size(key)
         assert size is not None
         whole = bytes(store.get(key, 0, size))
-        second = int(after.rpartition("/")[2].partition("-")[0])
-        third = list(iterate_batches(whole[: whole.index(b"%08d" % 60)]))
-        assert [b.base_offset for b in third][:3] == [0, 20, 40]
-        at = whole.index(b"%08d" % 45) + 20
-        bad = whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :]
-        store.put(key, size, [bad])
+        second, third = (int(k.rpartition("/")[2].partition("-")[0]) for k in (after, last))
+        store.put(key, size, [flipped(whole, whole.index(b"%08d" % 45) + 20)])
+        length = store.size(last) or 0
+        store.put(last, length, [flipped(bytes(store.get(last, 0, length)), 100)])
 
         caplog.set_level(logging.WARNING, "kdirect.broker")
         connection = Raw(tiers.address, 30)
@@ -138,6 +148,10 @@ def test_a_damaged_object_is_named_and_fails_its_partition_alone(
             assert offsets(found[damaged, 0])[0] == second and offsets(found[sound, 0])[0] == end
             said = [r.getMessage() for r in caplog.records if damaged in r.getMessage()]
             assert len(said) == 1 and key in said[0] and "40" in said[0], said
+            found = fetch(connection, [(damaged, 0, third)])
+            assert found[damaged, 0].error_code == ErrorCode.CORRUPT_MESSAGE
+            said = [r.getMessage() for r in caplog.records if damaged in r.getMessage()]
+            assert len(said) == 2 and last in said[1], said
 
             store.put(key, size, [whole])
             tiers.wait(
@@ -364,3 +378,28 @@ def test_metadata_that_cannot_be_is_told_once_and_changes_nothing(
         tiers.admin.delete_topics([TOPIC])[TOPIC].result(20)
         tiers.wait(lambda: not [k for k in tiers.objects() if f"/{TOPIC}-" in k])
         assert key_of(foreign, cluster) in tiers.objects(), "somebody else's object is deleted"
+
+
+def test_a_member_of_a_cluster_tells_of_unreadable_metadata_once_in_an_answer(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """What it has of the topic's leader: brokers of another version may have written it."""
+    good = pack_record(
+        RemoteSegmentUpdate(
+            topic=TOPIC, topic_id=uuid.UUID(int=5), partition=0, segment_id=uuid.UUID(int=6),
+            broker_id=1, event_timestamp_ms=5, custom=None,
+            state=SegmentState.DELETE_SEGMENT_STARTED,
+        )
+    )  # fmt: skip
+    values = [good, bytes([good[0], 77, *good[2:]]), good[:-1], None, good]
+    data = bytearray(encode_records([(b"k", value, None, 5) for value in values]))
+    stamp(data, 40, 3)
+    caplog.set_level(logging.WARNING, "kdirect")
+    piece = _decode(bytes(data), 7, 40)
+    assert [offset for offset, _ in piece.records] == list(range(40, 45))
+    known = parse_record(good)
+    assert [record for _, record in piece.records] == [known, None, None, None, known]
+    assert (piece.next_offset, piece.epoch) == (45, 3)
+    (said,) = [r.getMessage() for r in caplog.records]
+    assert said.startswith(f"2 records of {REMOTE_METADATA_TOPIC}-7") and "offset 41" in said
+    assert "api key 77" in said

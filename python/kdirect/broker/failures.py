@@ -121,7 +121,7 @@ def explain(error: BaseException, what: str, environment: Environment = SYSTEM) 
     code = code_of(error)
     if isinstance(error, CorruptLogError):
         _log_damage(str(error))
-    elif code in _LOGGED and _is_news(what, error, environment.monotonic()):
+    elif code in _LOGGED and _is_news(_subject(error, what), error, environment.monotonic()):
         stack = error if code == ErrorCode.UNKNOWN_SERVER_ERROR else None
         log.error("%s failed: %s", what, error, exc_info=stack)
     text = (
@@ -130,6 +130,11 @@ def explain(error: BaseException, what: str, environment: Environment = SYSTEM) 
         else f"{type(error).__name__} in the broker; see its log"
     )
     return code, text[:MESSAGE_MAX]
+
+
+def _subject(error: BaseException, what: str) -> str:
+    """Of what a failure counts as the same one: of objects of one partition each is named."""
+    return str(error) if isinstance(error, CorruptObjectError) else what
 
 
 def _log_damage(text: str) -> None:

@@ -222,18 +222,25 @@ def _decode(data: bytes, index: int, offset: int) -> _Piece:
     epoch = -1
     for batch in iterate_batches(data, check_crc=False):
         epoch = batch.leader_epoch
-    records = [(row.offset, _parse(row.value, index, row.offset)) for row in rows]
+    records: list[tuple[int, Record | None]] = []
+    faults: list[tuple[int, FormatError]] = []
+    for row in rows:
+        record = None
+        if row.value is not None:
+            try:
+                record = parse_record(row.value)
+            except FormatError as e:
+                faults.append((row.offset, e))
+        records.append((row.offset, record))
+    if faults:
+        log.error(
+            "%d records of %s are left out, and it is not rewritten while they are there; the"
+            " first, at offset %d: %s",
+            len(faults),
+            _tp(index),
+            *faults[0],
+        )
     return _Piece(records, following, epoch)
-
-
-def _parse(value: bytes | None, index: int, offset: int) -> Record | None:
-    if value is None:
-        return None
-    try:
-        return parse_record(value)
-    except FormatError as e:
-        log.error("record %d of %s is left out: %s", offset, _tp(index), e)
-        return None
 
 
 def _tp(index: int) -> TopicPartition:
