@@ -88,7 +88,7 @@ def test_segments_are_copied_when_their_lag_is_over(place: Place, tmp_path: Path
     once, new ones when they are as old as that."""
     lag_ms, hour = 3000, 3_600_000
     with tiered_broker(place, tmp_path / "log") as tiers:
-        own = {"local_retention_bytes": "-2", "local_retention_ms": str(hour),
+        own = {"local_retention_bytes": "-2", "local_retention_ms": str(5 * hour),
                "remote_copy_lag_bytes": "-1", "retention_ms": str(10 * hour)}  # fmt: skip
         tiers.create(remote_copy_lag_ms=lag_ms, **own)
         tiers.create("later", remote_copy_lag_ms=hour, **own)
@@ -96,7 +96,6 @@ def test_segments_are_copied_when_their_lag_is_over(place: Place, tmp_path: Path
         at = int(time.time() * 1000)
         tiers.produce(0, RECORDS, at_ms=at - 2 * hour)
         tiers.wait(lambda: tiers.partition.remote_end_offset > 0, "old records wait")
-        tiers.wait(lambda: not tiers.figure("remote_copy_errors"))
         copied = len(tiers.partition.sealed_segments())
         tiers.wait(lambda: len([k for k in tiers.objects() if f"/{TOPIC}-" in k]) == copied)
         tiers.produce(RECORDS, RECORDS)
