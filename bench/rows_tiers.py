@@ -81,7 +81,7 @@ def tier_copy(seconds: float, quick: bool) -> list[Figure]:
         figures = [copy_rate(directory, place.fresh(), rounds, quick)]
         if place.kind == "s3":
             figures += copy_requests(directory, place.fresh(), quick)
-        # As long as memory that was touched is left to a virtual machine.
+        # As long as a host leaves memory that was touched to its virtual machine.
         turn_s = 0.5 if quick else 2.0
         rounds = rounds_of(seconds, 2 * turn_s, quick, least=7)
         return [*figures, copy_waits(directory, place.fresh(), rounds, turn_s)]
@@ -180,7 +180,7 @@ def copy_waits(directory: Path, place: Any, rounds: int, turn_s: float) -> Figur
                 topic = f"{TOPIC}-{number}-{tiered}"
                 configs = {"segment.bytes": size, "retention.ms": -1, **(TIERED if tiered else {})}
                 session.admin.create_topic(topic, PARTITIONS, configs=configs)
-                touch(1 << 30)
+                touch(int(turn_s * 2**29))
                 fill(address, topic, PARTITIONS, batch_of(1 << 10), 8)  # it is warm
                 found[tiered].append(client.call("load", address, topic, rate, 10 << 10, turn_s))
                 session.admin.delete_topic(topic)

@@ -29,6 +29,18 @@ def tiers(request: Any, object_stores: Any, tmp_path: Path) -> Iterator[TieredBr
         yield found
 
 
+def stream_on(spark: Any, given: dict[str, str], directory: Path) -> None:
+    """Take what is there as far as its checkpoint says into the rows of a directory."""
+    (
+        spark.readStream.format("kdirect").options(**given).load()
+        .selectExpr("offset", "cast(cast(substring(value, 1, 8) as string) as int) as n")
+        .writeStream.format("parquet")
+        .option("path", str(directory / "rows"))
+        .option("checkpointLocation", str(directory / "checkpoint"))
+        .trigger(availableNow=True).start().awaitTermination()
+    )  # fmt: skip
+
+
 def options(tiers: TieredBroker, **more: Any) -> dict[str, str]:
     remote = {f"kdirect.remote.secret.{n}": v for n, v in tiers.place.config.items()}
     return {
@@ -81,14 +93,7 @@ def test_a_stream_reads_the_cold_part_once(spark, tiers, tmp_path):
     (tmp_path / "told").mkdir()
     given = options(tiers, coldReads="direct", taskStatisticsDir=tmp_path / "told")
     for round_ in range(2):
-        (
-            spark.readStream.format("kdirect").options(**given).load()
-            .selectExpr("offset", "cast(cast(substring(value, 1, 8) as string) as int) as n")
-            .writeStream.format("parquet")
-            .option("path", str(tmp_path / "rows"))
-            .option("checkpointLocation", str(tmp_path / "checkpoint"))
-            .trigger(availableNow=True).start().awaitTermination()
-        )  # fmt: skip
+        stream_on(spark, given, tmp_path)
         found = spark.read.parquet(str(tmp_path / "rows")).collect()
         expected = RECORDS * (round_ + 1)
         assert sorted((r.offset, r.n) for r in found) == [(i, i) for i in range(expected)]

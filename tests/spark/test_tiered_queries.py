@@ -22,7 +22,7 @@ import pytest
 import kdirect
 from kdirect.storage.upload import key_of
 from tests.object_servers import CUT, KEY_ID, SECRET, Gate, Place, gate_to
-from tests.spark.test_tiered import options, rows, told
+from tests.spark.test_tiered import options, rows, stream_on, told
 from tests.storage.tiered_broker import TP, TieredBroker, tiered_broker
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
@@ -205,15 +205,8 @@ def test_what_retention_has_taken_away_is_a_loss(spark, object_stores, tmp_path)
     with tiered_broker(place, tmp_path / "log", remote_log_client_access="config") as tiers:
 
         def read(loss: str) -> None:
-            (
-                spark.readStream.format("kdirect")
-                .options(**options(tiers, coldReads="direct", failOnDataLoss=loss)).load()
-                .selectExpr("offset", "cast(cast(substring(value, 1, 8) as string) as int) as n")
-                .writeStream.format("parquet")
-                .option("path", str(tmp_path / "rows"))
-                .option("checkpointLocation", str(tmp_path / "checkpoint"))
-                .trigger(availableNow=True).start().awaitTermination()
-            )  # fmt: skip
+            given = options(tiers, coldReads="direct", failOnDataLoss=loss)
+            stream_on(spark, given, tmp_path)
 
         tiers.create()
         tiers.produce(0, 100, size=SIZE)

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.log.conftest import batch, make_batch, open_partition, small_disk, stamped
+from tests.object_servers import Place
 from tests.storage.tiered import Tiers
+
+
+@pytest.fixture
+def place(object_stores: Any) -> Place:
+    """A store of its own, in a directory."""
+    found: Place = object_stores["directory"].fresh()
+    return found
 
 
 @pytest.fixture
@@ -18,4 +27,4 @@ def tiers(tmp_path: Path) -> Iterator[Tiers]:
     made.close()
 
 
-__all__ = ["batch", "make_batch", "open_partition", "small_disk", "stamped", "tiers"]
+__all__ = ["batch", "make_batch", "open_partition", "place", "small_disk", "stamped", "tiers"]

@@ -41,12 +41,6 @@ from tests.storage.tiered_broker import (
 RECORDS = 2000
 
 
-@pytest.fixture
-def place(object_stores: Any) -> Place:
-    found: Place = object_stores["directory"].fresh()
-    return found
-
-
 # -- the store -------------------------------------------------------------------------------------
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import importlib
 import time
 from pathlib import Path
-from typing import Any
 
 import confluent_kafka
 import pytest
@@ -75,12 +74,6 @@ def test_the_tests_that_are_named_are_there(name: str) -> None:
         assert callable(getattr(importlib.import_module(f"tests.{module}"), test)), ours
     if not OURS[name]:
         assert f"``{name}Test``" in (__doc__ or ""), "why not?"
-
-
-@pytest.fixture
-def place(object_stores: Any) -> Place:
-    found: Place = object_stores["directory"].fresh()
-    return found
 
 
 def everything(start: int, end: int) -> list[tuple[int, int]]:

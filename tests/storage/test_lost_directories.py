@@ -21,12 +21,6 @@ RECORDS = 2000
 
 
 @pytest.fixture
-def place(object_stores: Any) -> Place:
-    found: Place = object_stores["directory"].fresh()
-    return found
-
-
-@pytest.fixture
 def end(place: Place, tmp_path: Path) -> int:
     """What is tiered below this offset of a broker that has stopped."""
     with tiered_broker(place, tmp_path / "log") as tiers:

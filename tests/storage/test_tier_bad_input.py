@@ -36,19 +36,8 @@ from kdirect.storage.upload import key_of
 from tests.broker.conftest import Raw, call_on_loop
 from tests.broker.test_topic_properties import alter
 from tests.object_servers import Place, gate_to
+from tests.storage.test_tier_proofs import RECORDS, everything
 from tests.storage.tiered_broker import TOPIC, TieredBroker, tiered_broker
-
-RECORDS = 700  # three segments, two of which are cold
-
-
-@pytest.fixture
-def place(object_stores: Any) -> Place:
-    found: Place = object_stores["directory"].fresh()
-    return found
-
-
-def everything(start: int = 0, end: int = RECORDS) -> list[tuple[int, int]]:
-    return [(i, i) for i in range(start, end)]
 
 
 def send(tiers: TieredBroker, topic: str, partition: int = 0, count: int = RECORDS) -> None:

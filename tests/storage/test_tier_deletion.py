@@ -27,11 +27,6 @@ RECORDS = 2000
 METADATA = TopicPartition("__remote_log_metadata", 0)
 
 
-@pytest.fixture
-def place(object_stores: Any) -> Any:
-    return object_stores["directory"].fresh()
-
-
 def alter(tiers: TieredBroker, **configs: Any) -> None:
     entries = [
         ConfigEntry(n.replace("_", "."), str(v), incremental_operation=AlterConfigOpType.SET)

@@ -8,17 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import confluent_kafka
-import pytest
 
 from tests.object_servers import gate_to
 from tests.storage.tiered_broker import TOPIC, TieredBroker, tiered_broker
 
 RECORDS = 2000
-
-
-@pytest.fixture
-def place(object_stores: Any) -> Any:
-    return object_stores["directory"].fresh()
 
 
 def test_a_roll_wakes_the_copier(place: Any, tmp_path: Path) -> None:

@@ -38,12 +38,6 @@ RECORDS = 700  # three segments, two of which are cold
 METADATA = TopicPartition("__remote_log_metadata", 0)
 
 
-@pytest.fixture
-def place(object_stores: Any) -> Place:
-    found: Place = object_stores["directory"].fresh()
-    return found
-
-
 def everything(start: int = 0, end: int = RECORDS) -> list[tuple[int, int]]:
     return [(i, i) for i in range(start, end)]
 

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
 from confluent_kafka.admin import OffsetSpec
 
 from kdirect.format import protocol as p
@@ -25,12 +24,6 @@ from tests.storage.tiered_broker import SEGMENT_BYTES, TOPIC, TieredBroker, tier
 
 RECORDS = 700  # three segments, two of which are cold
 LONG_S = 30.0  # much longer than what is waited for
-
-
-@pytest.fixture
-def place(object_stores: Any) -> Place:
-    found: Place = object_stores["directory"].fresh()
-    return found
 
 
 class Held:

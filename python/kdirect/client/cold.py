@@ -398,7 +398,7 @@ class ColdReads:
             took = now() - began
             with self._lock:
                 self._bytes += len(data)
-                self._get_s += (took - self._get_s) / PIECES
+                self._get_s += (took - self._get_s) / PIECES  # over about a buffer of them
             return data
 
         return get

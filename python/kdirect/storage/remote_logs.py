@@ -120,7 +120,7 @@ class RemoteCounters:
 
 
 class _UnownedError(Exception):
-    """Not seen to be the owner, of which all is told.  It never leaves this module."""
+    """Not seen to be the owner, which is told already.  It never leaves this module."""
 
 
 class RemoteLogs:
@@ -446,6 +446,8 @@ class RemoteLogs:
 
     def _complain(self, what: str, error: BaseException, every_s: float = 30.0) -> None:
         """Log an error, but the same one no more than once in a while."""
+        if isinstance(error, _UnownedError):
+            return
         now = self._threads.clock()
         if now >= self._told.get(what, -every_s) + every_s:
             if len(self._told) >= MOST_COMPLAINTS:
@@ -489,8 +491,7 @@ class RemoteLogs:
         if isinstance(tail, BaseException):
             if not isinstance(tail, ClosedError | UploadStoppedError):
                 self.counters.copy_errors += 1
-                if not isinstance(tail, _UnownedError):
-                    self._complain(name, tail)
+                self._complain(name, tail)
             tail = None
         elif tail is not None:
             self.counters.copy_bytes += tail.position + tail.length
@@ -575,9 +576,7 @@ class RemoteLogs:
         except (CorruptObjectError, UnsupportedFormatError, ObjectNotFoundError) as error:
             result = e.Checked(segment.segment_id, e.Found.UNSOUND)
             self._complain(f"object {key} is not counted", error)
-        except _UnownedError:
-            pass
-        except (KdirectError, OSError) as error:
+        except (_UnownedError, KdirectError, OSError) as error:
             self._complain(f"look at object {key}", error)
         self._tell(found, result)
 
@@ -591,8 +590,7 @@ class RemoteLogs:
         except (_UnownedError, KdirectError, OSError) as error:
             if not self._closed:
                 self.counters.delete_errors += 1
-                if not isinstance(error, _UnownedError):
-                    self._complain(f"deletion in {self.store.uri}", error)
+                self._complain(f"deletion in {self.store.uri}", error)
             done = False
         reached("after the DELETE")
         if done:
@@ -623,9 +621,7 @@ class RemoteLogs:
             for key in delete_given_up(self.store, self.settings.cluster_id, given_up):
                 self.counters.orphans += 1
                 log.info("deleted %s, which nobody owned", key)
-        except _UnownedError:
-            pass
-        except (KdirectError, OSError) as error:
+        except (_UnownedError, KdirectError, OSError) as error:
             self._complain(f"sweep of {self.store.uri}", error)
 
     # -- looking -----------------------------------------------------------------------------------
