@@ -9,7 +9,7 @@ import pytest
 
 from kdirect.format import protocol as p
 from kdirect.format.batch import encode_single_bytes
-from kdirect.format.protocol import ErrorCode as E
+from kdirect.format.error_codes import ErrorCode as E
 from kdirect.format.schema import build
 
 

@@ -13,7 +13,7 @@ import kdirect
 from kdirect.errors import CorruptLogError
 from kdirect.format import protocol
 from kdirect.format.batch import iterate_batches
-from kdirect.format.protocol import ErrorCode
+from kdirect.format.error_codes import ErrorCode
 from kdirect.model import TopicPartition
 from kdirect.wire.cluster import Cluster
 

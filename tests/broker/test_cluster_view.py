@@ -25,7 +25,7 @@ from kdirect.broker.groups import Group
 from kdirect.errors import ConfigError
 from kdirect.format import protocol as p
 from kdirect.format.batch import encode_single_bytes
-from kdirect.format.protocol import ErrorCode
+from kdirect.format.error_codes import ErrorCode
 from kdirect.format.schema import build
 from kdirect.model import TopicPartition
 

@@ -19,8 +19,8 @@ import kdirect
 from kdirect.broker import state_topic
 from kdirect.format import protocol as p
 from kdirect.format.batch import encode_single_bytes
+from kdirect.format.error_codes import ErrorCode
 from kdirect.format.group_records import CommittedOffset, GroupRecord
-from kdirect.format.protocol import ErrorCode
 from kdirect.format.schema import build
 from kdirect.model import TopicPartition
 from tests.support import cpu_ticks

@@ -11,7 +11,7 @@ import pytest
 import kdirect
 from kdirect.format import protocol as p
 from kdirect.format.batch import encode_single_bytes
-from kdirect.format.protocol import ErrorCode
+from kdirect.format.error_codes import ErrorCode
 from kdirect.format.schema import build
 from kdirect.model import TopicPartition
 from tests.broker.conftest import Raw

@@ -22,7 +22,7 @@ from kdirect.broker.group_partition import (
 )
 from kdirect.broker.group_state import STABLE
 from kdirect.broker.groups import GroupCoordinator, GroupSettings, Persist, Reply
-from kdirect.format.protocol import ErrorCode as E
+from kdirect.format.error_codes import ErrorCode as E
 
 
 def walk(*events, start=GroupPartition()):

@@ -34,8 +34,8 @@ from kdirect.errors import (
 )
 from kdirect.format import group_records as records
 from kdirect.format.batch import encode_single_bytes
+from kdirect.format.error_codes import ErrorCode as E
 from kdirect.format.group_records import CommittedOffset
-from kdirect.format.protocol import ErrorCode as E
 from kdirect.log.config import LogConfig
 from kdirect.log.manager import LogManager
 from kdirect.log.partition import Partition

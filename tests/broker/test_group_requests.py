@@ -11,7 +11,7 @@ import pytest
 
 import kdirect
 from kdirect.format import protocol as p
-from kdirect.format.protocol import ErrorCode as E
+from kdirect.format.error_codes import ErrorCode as E
 from kdirect.format.schema import build
 
 LONG = "x" * 40_000

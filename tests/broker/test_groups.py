@@ -17,7 +17,7 @@ from kdirect.broker.group_state import (
     SyncResult,
 )
 from kdirect.broker.groups import GroupCoordinator, GroupSettings, Persist, Reply
-from kdirect.format.protocol import ErrorCode as E
+from kdirect.format.error_codes import ErrorCode as E
 
 
 class World:

@@ -21,7 +21,7 @@ from kdirect.broker.connection import BLOCKED_BYTES
 from kdirect.format import layout
 from kdirect.format import protocol as p
 from kdirect.format.batch import encode_single_bytes
-from kdirect.format.protocol import ErrorCode as E
+from kdirect.format.error_codes import ErrorCode as E
 from kdirect.format.schema import build
 from kdirect.log.partition import Partition
 

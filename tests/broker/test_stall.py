@@ -20,7 +20,7 @@ from kdirect.client import connect
 from kdirect.errors import BrokerError
 from kdirect.format import protocol as p
 from kdirect.format.batch import encode_single_bytes
-from kdirect.format.protocol import ErrorCode
+from kdirect.format.error_codes import ErrorCode
 from kdirect.format.schema import build
 from kdirect.log.head import PreparedHead
 from kdirect.rdma.shm import ShmProtectionDomain

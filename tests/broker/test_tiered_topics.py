@@ -19,7 +19,7 @@ import kdirect
 from kdirect.broker.config import BrokerConfig
 from kdirect.errors import ConfigError, TieredOffsetError
 from kdirect.format import protocol as p
-from kdirect.format.protocol import ErrorCode
+from kdirect.format.error_codes import ErrorCode
 from kdirect.format.schema import build
 from kdirect.log import checkpoint
 from kdirect.log.partition import Partition

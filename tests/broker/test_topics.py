@@ -14,7 +14,7 @@ from kdirect.broker.topics import MAX_PARTITIONS
 from kdirect.errors import ConfigError
 from kdirect.format import protocol as p
 from kdirect.format.batch import encode_single_bytes
-from kdirect.format.protocol import ErrorCode as E
+from kdirect.format.error_codes import ErrorCode as E
 from kdirect.format.schema import build
 
 

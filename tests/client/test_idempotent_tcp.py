@@ -12,7 +12,7 @@ from kdirect.client.gather import RecordBuilder
 from kdirect.client.idempotence import ProducerIdentity
 from kdirect.client.tcp_append import TcpAppender
 from kdirect.errors import BrokerUnavailableError, DeliveryError
-from kdirect.format.protocol import ErrorCode
+from kdirect.format.error_codes import ErrorCode
 from kdirect.model import TopicPartition
 from kdirect.wire.connection import Connection
 from tests.client.conftest import produce_answer

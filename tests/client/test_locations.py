@@ -11,7 +11,7 @@ import pytest
 import kdirect
 from kdirect.format import layout
 from kdirect.format import protocol as p
-from kdirect.format.protocol import ErrorCode
+from kdirect.format.error_codes import ErrorCode
 from kdirect.format.segment_object import parse_key
 from kdirect.objects import get_presigned
 from kdirect.wire.connection import Connection

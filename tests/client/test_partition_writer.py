@@ -20,7 +20,7 @@ from kdirect.errors import (
     QueuePairError,
 )
 from kdirect.format.codec import encode_records
-from kdirect.format.protocol import ErrorCode
+from kdirect.format.error_codes import ErrorCode
 
 TIMEOUT_S = 10.0
 GONE = DeliveryError("given up", hint="none", maybe_committed=True)

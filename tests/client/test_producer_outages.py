@@ -21,7 +21,7 @@ from kdirect.errors import (
     TimedOutError,
     UnknownTopicError,
 )
-from kdirect.format.protocol import ErrorCode
+from kdirect.format.error_codes import ErrorCode
 from kdirect.log.partition import Partition
 from kdirect.model import TopicPartition
 from kdirect.wire.broker_errors import broker_error

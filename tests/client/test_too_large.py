@@ -7,7 +7,7 @@ import pytest
 
 import kdirect
 from kdirect.errors import BrokerError, DeliveryError
-from kdirect.format.protocol import ErrorCode
+from kdirect.format.error_codes import ErrorCode
 from kdirect.model import TopicPartition
 
 SEGMENT_BYTES = 64 << 10

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from kdirect.cluster import codes
 from kdirect.cluster.assignment import alternate_racks, assign, assign_more, refuse_more
 from kdirect.cluster.codes import Code, Outcome
-from kdirect.format import protocol
+from kdirect.format.error_codes import error_kind
 
 # The examples in the comments of Kafka's AdminUtils.
 FIVE = dict.fromkeys(range(5))
@@ -111,4 +111,4 @@ def test_what_cannot_be_spread(racks, partitions, factor, code) -> None:
 
 def test_codes_are_kafkas() -> None:
     for code in codes.Code:
-        assert protocol.error_kind(code).name == code.name
+        assert error_kind(code).name == code.name

@@ -19,7 +19,7 @@ from kdirect.cluster.codes import Code
 from kdirect.cluster.requests import AlterConfig, ConfigOf
 from kdirect.errors import ConfigError
 from kdirect.format import protocol as p
-from kdirect.format.protocol import ErrorCode as E
+from kdirect.format.error_codes import ErrorCode as E
 from kdirect.format.schema import build
 from kdirect.model import TopicPartition
 from kdirect.store.zookeeper_server import ZookeeperServer

@@ -16,7 +16,7 @@ from kazoo.client import KazooClient
 import kdirect
 from kdirect.errors import ConfigError, LogError
 from kdirect.format import protocol as p
-from kdirect.format.protocol import ErrorCode as E
+from kdirect.format.error_codes import ErrorCode as E
 from kdirect.format.schema import build
 from kdirect.model import TopicPartition
 from tests.broker.conftest import call_on_loop

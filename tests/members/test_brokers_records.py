@@ -12,7 +12,7 @@ from confluent_kafka.admin import AdminClient
 
 import kdirect
 from kdirect.format import protocol as p
-from kdirect.format.protocol import ErrorCode as E
+from kdirect.format.error_codes import ErrorCode as E
 from kdirect.format.schema import build
 from kdirect.model import EARLIEST_OFFSET, LATEST_OFFSET, TopicPartition
 from tests.broker.conftest import Raw, call_on_loop

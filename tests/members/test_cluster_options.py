@@ -11,7 +11,7 @@ import pytest
 from kdirect.broker.config import BrokerConfig
 from kdirect.broker.topics import OFFSETS_TOPIC
 from kdirect.format import protocol as p
-from kdirect.format.protocol import ErrorCode as E
+from kdirect.format.error_codes import ErrorCode as E
 from kdirect.format.schema import build
 from kdirect.member.membership import settings_of
 from kdirect.model import TopicPartition

@@ -17,7 +17,7 @@ from kdirect.cluster.partition_state import PartitionState
 from kdirect.cluster.records import TopicAssignment
 from kdirect.errors import KdirectError, NotLeaderError, UnknownTopicError
 from kdirect.format.codec import encode_records
-from kdirect.format.protocol import ErrorCode as E
+from kdirect.format.error_codes import ErrorCode as E
 from kdirect.member.metadata import Metadata
 from kdirect.model import TopicPartition
 from tests.broker.conftest import Raw

@@ -21,7 +21,7 @@ import kdirect
 from kdirect.cluster import paths
 from kdirect.errors import LogError
 from kdirect.format import protocol as p
-from kdirect.format.protocol import ErrorCode
+from kdirect.format.error_codes import ErrorCode
 from kdirect.format.schema import build
 from kdirect.model import TopicPartition
 from tests.members.conftest import TEST_PROPERTIES, wait_for_members

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kdirect.format.protocol import ErrorCode
+from kdirect.format.error_codes import ErrorCode
 from kdirect.member.fetcher import Fetcher
 from kdirect.member.throttle import NO_LIMIT, Pace
 from kdirect.model import TopicPartition

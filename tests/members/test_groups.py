@@ -15,8 +15,8 @@ import kdirect
 from kdirect.broker import state_topic
 from kdirect.broker.topics import OFFSETS_TOPIC
 from kdirect.format import protocol as p
+from kdirect.format.error_codes import ErrorCode as E
 from kdirect.format.group_records import partition_of
-from kdirect.format.protocol import ErrorCode as E
 from kdirect.format.schema import build
 from kdirect.model import TopicPartition
 from tests.broker.conftest import Raw

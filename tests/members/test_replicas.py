@@ -21,7 +21,7 @@ from kdirect.errors import (
     StorageFullError,
     TimedOutError,
 )
-from kdirect.format.protocol import ErrorCode
+from kdirect.format.error_codes import ErrorCode
 from kdirect.log.partition import Partition
 from kdirect.member import following
 from kdirect.member.fetch_sessions import _Row

@@ -19,8 +19,8 @@ from kdirect.broker.remote_metadata import metadata_partition
 from kdirect.cli_remote import _partitions
 from kdirect.errors import BrokerError, ConfigError
 from kdirect.format import protocol as p
+from kdirect.format.error_codes import ErrorCode
 from kdirect.format.ids import encode_id
-from kdirect.format.protocol import ErrorCode
 from kdirect.format.remote_metadata import (
     PartitionDeleteState,
     RemotePartitionDelete,

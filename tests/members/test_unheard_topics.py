@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from kdirect.format import protocol as p
-from kdirect.format.protocol import ErrorCode as E
+from kdirect.format.error_codes import ErrorCode as E
 from kdirect.format.schema import build
 from kdirect.model import TopicPartition
 from tests.broker.conftest import call_on_loop

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from kdirect.errors import KdirectError
 from kdirect.format import layout
 from kdirect.format import protocol as p
-from kdirect.format.protocol import ErrorCode
+from kdirect.format.error_codes import ErrorCode
 from kdirect.format.schema import build
 from kdirect.rdma.contract import Access, Memory, State
 from tests.cluster.model_log import Record

@@ -27,7 +27,7 @@ from kdirect.client.produce_driver import ProduceDriver
 from kdirect.errors import DeliveryError, KdirectError
 from kdirect.format import layout
 from kdirect.format.codec import encode_records
-from kdirect.format.protocol import ErrorCode
+from kdirect.format.error_codes import ErrorCode
 from kdirect.rdma.sim import Faults
 
 SCHEDULES = int(os.environ.get("KDIRECT_SCHEDULES", "160"))

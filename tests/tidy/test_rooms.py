@@ -278,7 +278,8 @@ def test_the_stub_of_the_package_names_what_it_has() -> None:
 @pytest.mark.parametrize(
     ("library", "owner"),
     [
-        ("kafka", "python/kdirect/format/protocol.py"),
+        (r"kafka\.protocol", "python/kdirect/format/protocol.py"),
+        (r"kafka(?!\.protocol)", "python/kdirect/format/error_codes.py"),
         ("pyverbs", "python/kdirect/rdma/verbs.py"),
         ("kazoo", "python/kdirect/store/zookeeper.py"),
         ("botocore", "python/kdirect/objects/presigned.py"),

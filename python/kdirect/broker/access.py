@@ -56,7 +56,7 @@ from kdirect.errors import (
 )
 from kdirect.format import layout
 from kdirect.format import protocol as p
-from kdirect.format.protocol import ErrorCode
+from kdirect.format.error_codes import ErrorCode
 from kdirect.format.schema import build
 from kdirect.log.manager import LogManager
 from kdirect.log.partition import Partition

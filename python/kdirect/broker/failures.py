@@ -39,7 +39,7 @@ from kdirect.errors import (
     UnsupportedFormatError,
 )
 from kdirect.format import layout
-from kdirect.format.protocol import ErrorCode
+from kdirect.format.error_codes import ErrorCode
 from kdirect.wire.environment import SYSTEM, Environment
 
 log = logging.getLogger("kdirect.broker")

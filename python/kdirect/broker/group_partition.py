@@ -28,7 +28,7 @@ import enum
 from collections.abc import Mapping
 from typing import NamedTuple, TypeAlias
 
-from kdirect.format.protocol import ErrorCode
+from kdirect.format.error_codes import ErrorCode
 
 
 class State(enum.Enum):

@@ -28,7 +28,7 @@ from kdirect.broker.state_replication import StateReplication
 from kdirect.broker.topics import OFFSETS_TOPIC
 from kdirect.cluster import paths
 from kdirect.errors import KdirectError
-from kdirect.format.protocol import ErrorCode
+from kdirect.format.error_codes import ErrorCode
 from kdirect.log.partition import Partition
 from kdirect.model import TopicPartition
 

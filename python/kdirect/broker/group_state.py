@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
-from kdirect.format.protocol import ErrorCode
+from kdirect.format.error_codes import ErrorCode
 
 EMPTY = "Empty"
 PREPARING = "PreparingRebalance"

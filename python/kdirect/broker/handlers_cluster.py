@@ -21,7 +21,7 @@ from kdirect.broker.services import Services
 from kdirect.broker.topics import MAX_PARTITIONS, OFFSETS_TOPIC, REMOTE_METADATA_TOPIC, Topic
 from kdirect.errors import ConfigError, KdirectError, TopicExistsError
 from kdirect.format import protocol as p
-from kdirect.format.protocol import ErrorCode
+from kdirect.format.error_codes import ErrorCode
 from kdirect.format.replica_fetch import Feed, Feeding
 from kdirect.format.schema import build
 from kdirect.model import TopicPartition, check_topic_name

@@ -17,7 +17,7 @@ from kdirect.broker.services import Services
 from kdirect.broker.topics import Topic
 from kdirect.errors import ConfigError, KdirectError
 from kdirect.format import protocol as p
-from kdirect.format.protocol import ErrorCode
+from kdirect.format.error_codes import ErrorCode
 from kdirect.option_table import Option, config_text
 from kdirect.options import BROKER, TOPIC
 

@@ -28,7 +28,7 @@ from kdirect.errors import (
 )
 from kdirect.format import protocol as p
 from kdirect.format.datapath import Fetched, Produced, fetch_response, produce_response
-from kdirect.format.protocol import ErrorCode
+from kdirect.format.error_codes import ErrorCode, error_kind
 from kdirect.log.partition import Partition
 from kdirect.model import TopicPartition
 
@@ -275,7 +275,7 @@ class DataHandlers(LookupHandlers):
             answers = [(name, [x.produced for x in appends]) for name, appends in topics]
             return self._produced(connection, version, answers)
         failed = [
-            f"{name}-{x.index}: {p.error_kind(x.produced.error).name}"
+            f"{name}-{x.index}: {error_kind(x.produced.error).name}"
             for name, appends in topics
             for x in appends
             if x.produced.error

@@ -40,8 +40,8 @@ from kdirect.broker.state_replication import StateReplication
 from kdirect.broker.topics import OFFSETS_TOPIC
 from kdirect.errors import KdirectError
 from kdirect.format import protocol as p
+from kdirect.format.error_codes import ErrorCode
 from kdirect.format.group_records import GroupRecord, MemberRecord
-from kdirect.format.protocol import ErrorCode
 
 log = logging.getLogger("kdirect.broker.groups")
 

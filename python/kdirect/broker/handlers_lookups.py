@@ -19,7 +19,7 @@ from kdirect.broker.services import Services
 from kdirect.broker.topics import INTERNAL_TOPICS
 from kdirect.errors import FencedLeaderEpochError, KdirectError, UnknownLeaderEpochError
 from kdirect.format import protocol as p
-from kdirect.format.protocol import ErrorCode
+from kdirect.format.error_codes import ErrorCode
 from kdirect.log.partition import Partition
 from kdirect.model import EARLIEST_OFFSET, LATEST_OFFSET
 

@@ -16,8 +16,8 @@ from kdirect.broker.group_state import Group
 from kdirect.broker.services import Services
 from kdirect.errors import FormatError, KdirectError
 from kdirect.format import protocol as p
+from kdirect.format.error_codes import ErrorCode
 from kdirect.format.group_records import CommittedOffset, subscribed_topics
-from kdirect.format.protocol import ErrorCode
 from kdirect.model import TopicPartition
 
 

@@ -14,7 +14,7 @@ from kdirect.broker.answers import Answer, respond
 from kdirect.broker.connection import Connection
 from kdirect.broker.services import Services
 from kdirect.format import protocol as p
-from kdirect.format.protocol import ErrorCode
+from kdirect.format.error_codes import ErrorCode
 from kdirect.model import TopicPartition
 
 NO_TRANSACTIONS = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED

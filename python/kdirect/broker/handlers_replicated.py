@@ -55,7 +55,7 @@ from kdirect.errors import (
 )
 from kdirect.format import protocol as p
 from kdirect.format.datapath import Fetched, NodeEndpoint, Produced, produce_response
-from kdirect.format.protocol import ErrorCode
+from kdirect.format.error_codes import ErrorCode
 from kdirect.log.config import NEVER
 from kdirect.log.partition import Partition
 from kdirect.model import EARLIEST_OFFSET, TopicPartition

@@ -31,7 +31,7 @@ from kdirect.cluster import requests
 from kdirect.cluster.codes import DONE, Code, Outcome
 from kdirect.errors import ConfigError, KdirectError
 from kdirect.format import protocol as p
-from kdirect.format.protocol import ErrorCode
+from kdirect.format.error_codes import ErrorCode
 from kdirect.log.checkpoint import new_id
 from kdirect.member.metadata import Metadata
 

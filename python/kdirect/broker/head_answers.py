@@ -13,7 +13,7 @@ from kdirect.broker.head_access import HeadAccess
 from kdirect.broker.head_life import Effect, HeadLife
 from kdirect.errors import RefusedError
 from kdirect.format import layout
-from kdirect.format.protocol import ErrorCode
+from kdirect.format.error_codes import ErrorCode
 from kdirect.log.partition import Partition
 from kdirect.log.segment import Segment
 

@@ -29,7 +29,7 @@ from kdirect.broker.topics import REMOTE_METADATA_TOPIC
 from kdirect.errors import ClosedError, FormatError, LogError, StaleIncarnationError
 from kdirect.format import protocol as p
 from kdirect.format.batch import encode_single_bytes
-from kdirect.format.protocol import ErrorCode, error_kind
+from kdirect.format.error_codes import ErrorCode, error_kind
 from kdirect.format.remote_metadata import RemoteRecord, pack_record, parse_record, record_key
 from kdirect.format.schema import build
 from kdirect.log.partition import Partition

@@ -12,7 +12,7 @@ from typing import Any
 from kdirect.broker.answers import Answer
 from kdirect.errors import BrokerUnavailableError, KdirectError
 from kdirect.format import protocol as p
-from kdirect.format.protocol import error_kind
+from kdirect.format.error_codes import error_kind
 from kdirect.format.schema import build
 from kdirect.model import EARLIEST_OFFSET, TopicPartition
 

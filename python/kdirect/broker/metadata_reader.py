@@ -24,7 +24,7 @@ from kdirect.broker.topics import REMOTE_METADATA_TOPIC
 from kdirect.errors import FormatError, KdirectError
 from kdirect.format import protocol as p
 from kdirect.format.batch import iterate_batches
-from kdirect.format.protocol import ErrorCode
+from kdirect.format.error_codes import ErrorCode
 from kdirect.format.remote_metadata import parse_record
 from kdirect.format.schema import build
 from kdirect.model import TopicPartition

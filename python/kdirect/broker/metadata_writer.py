@@ -22,7 +22,7 @@ from kdirect.broker.scheduler import soon
 from kdirect.broker.topics import REMOTE_METADATA_TOPIC
 from kdirect.errors import KdirectError, NotLeaderError
 from kdirect.format import protocol as p
-from kdirect.format.protocol import ErrorCode, error_kind
+from kdirect.format.error_codes import ErrorCode, error_kind
 from kdirect.format.remote_metadata import pack_record
 from kdirect.format.schema import build
 from kdirect.model import TopicPartition

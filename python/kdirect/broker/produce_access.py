@@ -49,7 +49,7 @@ from kdirect.broker.waiting_requests import WaitingRequest, WaitingRequests
 from kdirect.errors import KdirectError, LogError, RefusedError, UnknownTopicError
 from kdirect.format import layout
 from kdirect.format import protocol as p
-from kdirect.format.protocol import ErrorCode
+from kdirect.format.error_codes import ErrorCode
 from kdirect.log.manager import LogManager
 from kdirect.log.partition import AppendResult, Partition
 from kdirect.model import TopicPartition

@@ -16,7 +16,7 @@ from typing import Any
 
 from kdirect.broker.push_links import LinkToLeader
 from kdirect.errors import BrokerUnavailableError, KdirectError, ProtocolError, RefusedError
-from kdirect.format import protocol as p
+from kdirect.format.error_codes import error_kind
 from kdirect.model import TopicPartition
 
 log = logging.getLogger("kdirect.member")
@@ -97,7 +97,7 @@ class BatchedRequests:
 
 
 def _error_name(code: int) -> str:
-    return "the link is not known" if code > 32000 else p.error_kind(code).name
+    return "the link is not known" if code > 32000 else error_kind(code).name
 
 
 def is_stale(request: Any, incarnation_of: Callable[[int], int]) -> bool:

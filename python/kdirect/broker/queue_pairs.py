@@ -35,7 +35,7 @@ from kdirect.errors import RefusedError
 from kdirect.format import layout
 from kdirect.format import protocol as p
 from kdirect.format.batch import crc32c
-from kdirect.format.protocol import ErrorCode
+from kdirect.format.error_codes import ErrorCode
 from kdirect.format.schema import build
 from kdirect.rdma.contract import Access, Memory
 from kdirect.wire.environment import Environment

@@ -28,7 +28,7 @@ from kdirect.errors import KdirectError, NotLeaderError, RdmaError, RefusedError
 from kdirect.format import layout
 from kdirect.format import protocol as p
 from kdirect.format.batch import crc32c
-from kdirect.format.protocol import ErrorCode
+from kdirect.format.error_codes import ErrorCode
 from kdirect.format.schema import build
 from kdirect.log.partition import Partition
 from kdirect.log.segment import Segment

@@ -23,7 +23,7 @@ from kdirect.broker.state_topic import FOR_EVER
 from kdirect.broker.topics import REMOTE_METADATA_TOPIC, Registry
 from kdirect.errors import ConfigError, LogError
 from kdirect.format.batch import encode_single_bytes
-from kdirect.format.protocol import error_kind
+from kdirect.format.error_codes import error_kind
 from kdirect.format.remote_metadata import RemoteSegment, pack_record, record_key
 from kdirect.log.clock import now_ms
 from kdirect.log.config import LogConfig

@@ -25,7 +25,8 @@ from kdirect.errors import (
     TimedOutError,
 )
 from kdirect.format.datapath import Fetched
-from kdirect.format.protocol import ErrorCode, RequestHeader
+from kdirect.format.error_codes import ErrorCode
+from kdirect.format.protocol import RequestHeader
 from kdirect.log.partition import Partition
 from kdirect.model import TopicPartition
 

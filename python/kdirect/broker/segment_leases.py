@@ -33,7 +33,7 @@ from typing import Any, NamedTuple
 
 from kdirect.errors import KdirectError, RefusedError
 from kdirect.format import layout
-from kdirect.format.protocol import ErrorCode
+from kdirect.format.error_codes import ErrorCode
 from kdirect.log.partition import Partition
 from kdirect.log.replica_log import SealedExtent
 from kdirect.member.throttle import Pace

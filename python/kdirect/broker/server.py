@@ -41,7 +41,7 @@ from kdirect.broker.waiters import Waiters
 from kdirect.errors import BrokerUnavailableError, ConfigError, KdirectError, ProtocolError
 from kdirect.format import layout
 from kdirect.format import protocol as p
-from kdirect.format.protocol import ErrorCode
+from kdirect.format.error_codes import ErrorCode
 from kdirect.log.config import LogConfig
 from kdirect.log.manager import LogManager
 from kdirect.log.partition import Partition

@@ -40,7 +40,7 @@ from kdirect.broker.state_replication import REWRITE_BYTES, StateReplication
 from kdirect.broker.topics import Registry, Topic
 from kdirect.errors import ClosedError, CorruptLogError, FormatError, KdirectError, LogError
 from kdirect.format.batch import encode_single_bytes
-from kdirect.format.protocol import error_kind
+from kdirect.format.error_codes import error_kind
 from kdirect.log.clock import now_ms
 from kdirect.log.partition import Partition
 

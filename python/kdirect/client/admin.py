@@ -38,7 +38,7 @@ from kdirect.errors import (
     UnknownTopicError,
 )
 from kdirect.format import protocol
-from kdirect.format.protocol import ErrorCode
+from kdirect.format.error_codes import ErrorCode
 from kdirect.model import EARLIEST_OFFSET, LATEST_OFFSET, TopicPartition, check_topic_name
 from kdirect.wire.broker_errors import broker_error
 from kdirect.wire.cluster import Cluster, TopicMetadata

@@ -18,7 +18,7 @@ from kdirect.client.admin_values import (
 from kdirect.client.leader_requests import by_topic
 from kdirect.errors import ConfigError, KdirectError
 from kdirect.format import protocol
-from kdirect.format.protocol import ErrorCode
+from kdirect.format.error_codes import ErrorCode
 from kdirect.format.replica_fetch import Feed
 from kdirect.format.schema import build
 from kdirect.model import TopicPartition

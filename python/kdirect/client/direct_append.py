@@ -37,7 +37,7 @@ from kdirect.errors import (
     TimedOutError,
 )
 from kdirect.format import layout
-from kdirect.format.protocol import ErrorCode
+from kdirect.format.error_codes import ErrorCode
 from kdirect.model import TopicPartition
 from kdirect.wire.channel import granted
 from kdirect.wire.connection import Pending, broker_error

@@ -46,7 +46,7 @@ from kdirect.errors import (
     UnknownTopicError,
 )
 from kdirect.format import protocol as p
-from kdirect.format.protocol import ErrorCode
+from kdirect.format.error_codes import ErrorCode
 from kdirect.model import TopicPartition
 from kdirect.wire.attempt import Attempt
 from kdirect.wire.broker_errors import broker_error

@@ -11,8 +11,7 @@ from typing import Any, TypeVar
 
 from kdirect.client.lost_broker import LOST, concerning
 from kdirect.errors import CorruptLogError, KdirectError, ProtocolError
-from kdirect.format import protocol
-from kdirect.format.protocol import ErrorCode
+from kdirect.format.error_codes import ErrorCode, error_kind
 from kdirect.model import TopicPartition
 from kdirect.wire.broker_errors import read_error
 from kdirect.wire.cluster import Cluster
@@ -91,7 +90,7 @@ def _ask_leaders(
                 out[tp] = read(p)
             elif tp in asked:
                 failed[tp] = error = read_error(p.error_code, f"{doing} {tp}")
-                passes = protocol.error_kind(p.error_code).retriable
+                passes = error_kind(p.error_code).retriable
                 if not passes or isinstance(error, CorruptLogError):
                     raise error
     return failed

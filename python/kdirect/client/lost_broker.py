@@ -28,7 +28,7 @@ from kdirect.errors import (
     TimedOutError,
     UnknownTopicError,
 )
-from kdirect.format.protocol import ErrorCode
+from kdirect.format.error_codes import ErrorCode
 from kdirect.model import TopicPartition
 from kdirect.wire.attempt import Attempt
 from kdirect.wire.backoff import Backoff

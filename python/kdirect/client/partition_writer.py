@@ -52,7 +52,7 @@ from kdirect.errors import (
     TimedOutError,
 )
 from kdirect.format.batch import iterate_batches
-from kdirect.format.protocol import ErrorCode, error_kind
+from kdirect.format.error_codes import ErrorCode, error_kind
 from kdirect.wire.connection import broker_error
 
 # Between two attempts to reach a partition that was lost.

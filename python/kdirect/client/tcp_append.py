@@ -43,7 +43,7 @@ from kdirect.errors import (
     TimedOutError,
 )
 from kdirect.format import protocol
-from kdirect.format.protocol import ErrorCode
+from kdirect.format.error_codes import ErrorCode, error_kind
 from kdirect.model import TopicPartition
 from kdirect.wire.attempt import Attempt
 from kdirect.wire.cluster import Cluster
@@ -531,7 +531,7 @@ class TcpAppender:
         error = broker_error(
             answer.error_code, f"append to {self.topic_partition}", answer.error_message
         )
-        if protocol.error_kind(answer.error_code).retriable:
+        if error_kind(answer.error_code).retriable:
             error.retriable = (
                 True  # UNKNOWN_TOPIC_OR_PARTITION too: it passes when only the leader has moved
             )

@@ -34,7 +34,7 @@ from kdirect.errors import (
 )
 from kdirect.format import protocol
 from kdirect.format.chain import DAMAGED_HINT
-from kdirect.format.protocol import ErrorCode
+from kdirect.format.error_codes import ErrorCode, error_kind
 from kdirect.model import TopicPartition
 from kdirect.wire.broker_errors import broker_error, read_error
 from kdirect.wire.cluster import Backoff, Cluster
@@ -132,7 +132,7 @@ def answered(
         error = read_error(partition.error_code, f"fetch of {tp} at offset {offset}")
         if not isinstance(error, CorruptLogError):
             # UNKNOWN_TOPIC_OR_PARTITION passes when only the leader has moved.
-            error.retriable = protocol.error_kind(partition.error_code).retriable
+            error.retriable = error_kind(partition.error_code).retriable
         raise error
     diverging = partition.diverging_epoch
     if diverging is not None and diverging.end_offset >= 0:

@@ -1,9 +1,11 @@
 """The messages of Kafka's protocol, and kdirect's own access messages.
 
-This is the only file that imports ``kafka.protocol`` (kafka-python, whose version is pinned because
-internals are used).  It has no sockets.  The message classes are kafka-python's, generated from
-Kafka's JSON schemas.  kdirect's own messages, four for access and those between the brokers of a
-cluster, are schemas of the same form in ``kdirect/format/messages``.
+Owns the message classes, the table of APIs with the versions that we speak, and the headers of
+frames; what error codes mean is `kdirect.format.error_codes`.  This is the only file that imports
+``kafka.protocol`` (kafka-python, whose version is pinned because internals are used).  It has no
+sockets.  The message classes are kafka-python's, generated from Kafka's JSON schemas.  kdirect's
+own messages, those for access and those between the brokers of a cluster, are schemas of the same
+form in ``kdirect/format/messages``.
 
 Traps of the library, which this file and ``kdirect.format.schema`` avoid:
 
@@ -16,11 +18,9 @@ Traps of the library, which this file and ``kdirect.format.schema`` avoid:
 
 from __future__ import annotations
 
-import enum
 import struct
 from typing import Any, NamedTuple
 
-from kafka.errors import kafka_errors
 from kafka.protocol import admin as _admin
 from kafka.protocol import consumer as _consumer
 from kafka.protocol import metadata as _metadata
@@ -470,131 +470,3 @@ def decode_response(
     elif api.flexible(version):
         pos = schema.skip_tags(frame, pos, len(frame))
     return correlation_id, schema.decode(api.response, version, frame, pos)
-
-
-# -- error codes -----------------------------------------------------------------------------------
-class ErrorCode(enum.IntEnum):
-    """Kafka's error codes."""
-
-    UNKNOWN_SERVER_ERROR = -1
-    NONE = 0
-    OFFSET_OUT_OF_RANGE = 1
-    CORRUPT_MESSAGE = 2
-    UNKNOWN_TOPIC_OR_PARTITION = 3
-    INVALID_FETCH_SIZE = 4
-    LEADER_NOT_AVAILABLE = 5
-    NOT_LEADER_OR_FOLLOWER = 6
-    REQUEST_TIMED_OUT = 7
-    BROKER_NOT_AVAILABLE = 8
-    REPLICA_NOT_AVAILABLE = 9
-    MESSAGE_TOO_LARGE = 10
-    OFFSET_METADATA_TOO_LARGE = 12
-    NETWORK_EXCEPTION = 13
-    COORDINATOR_LOAD_IN_PROGRESS = 14
-    COORDINATOR_NOT_AVAILABLE = 15
-    NOT_COORDINATOR = 16
-    INVALID_TOPIC_EXCEPTION = 17
-    RECORD_LIST_TOO_LARGE = 18
-    NOT_ENOUGH_REPLICAS = 19
-    NOT_ENOUGH_REPLICAS_AFTER_APPEND = 20
-    INVALID_REQUIRED_ACKS = 21
-    ILLEGAL_GENERATION = 22
-    INCONSISTENT_GROUP_PROTOCOL = 23
-    INVALID_GROUP_ID = 24
-    UNKNOWN_MEMBER_ID = 25
-    INVALID_SESSION_TIMEOUT = 26
-    REBALANCE_IN_PROGRESS = 27
-    INVALID_COMMIT_OFFSET_SIZE = 28
-    TOPIC_AUTHORIZATION_FAILED = 29
-    GROUP_AUTHORIZATION_FAILED = 30
-    CLUSTER_AUTHORIZATION_FAILED = 31
-    INVALID_TIMESTAMP = 32
-    UNSUPPORTED_SASL_MECHANISM = 33
-    ILLEGAL_SASL_STATE = 34
-    UNSUPPORTED_VERSION = 35
-    TOPIC_ALREADY_EXISTS = 36
-    INVALID_PARTITIONS = 37
-    INVALID_REPLICATION_FACTOR = 38
-    INVALID_REPLICA_ASSIGNMENT = 39
-    INVALID_CONFIG = 40
-    NOT_CONTROLLER = 41
-    INVALID_REQUEST = 42
-    UNSUPPORTED_FOR_MESSAGE_FORMAT = 43
-    POLICY_VIOLATION = 44
-    OUT_OF_ORDER_SEQUENCE_NUMBER = 45
-    DUPLICATE_SEQUENCE_NUMBER = 46
-    INVALID_PRODUCER_EPOCH = 47
-    INVALID_TXN_STATE = 48
-    INVALID_PRODUCER_ID_MAPPING = 49
-    INVALID_TRANSACTION_TIMEOUT = 50
-    CONCURRENT_TRANSACTIONS = 51
-    TRANSACTION_COORDINATOR_FENCED = 52
-    TRANSACTIONAL_ID_AUTHORIZATION_FAILED = 53
-    SECURITY_DISABLED = 54
-    OPERATION_NOT_ATTEMPTED = 55
-    KAFKA_STORAGE_ERROR = 56
-    LOG_DIR_NOT_FOUND = 57
-    SASL_AUTHENTICATION_FAILED = 58
-    UNKNOWN_PRODUCER_ID = 59
-    REASSIGNMENT_IN_PROGRESS = 60
-    NON_EMPTY_GROUP = 68
-    GROUP_ID_NOT_FOUND = 69
-    FETCH_SESSION_ID_NOT_FOUND = 70
-    INVALID_FETCH_SESSION_EPOCH = 71
-    TOPIC_DELETION_DISABLED = 73
-    FENCED_LEADER_EPOCH = 74
-    UNKNOWN_LEADER_EPOCH = 75
-    UNSUPPORTED_COMPRESSION_TYPE = 76
-    STALE_BROKER_EPOCH = 77
-    OFFSET_NOT_AVAILABLE = 78
-    MEMBER_ID_REQUIRED = 79
-    PREFERRED_LEADER_NOT_AVAILABLE = 80
-    GROUP_MAX_SIZE_REACHED = 81
-    FENCED_INSTANCE_ID = 82
-    ELIGIBLE_LEADERS_NOT_AVAILABLE = 83
-    ELECTION_NOT_NEEDED = 84
-    NO_REASSIGNMENT_IN_PROGRESS = 85
-    GROUP_SUBSCRIBED_TO_TOPIC = 86
-    INVALID_RECORD = 87
-    UNSTABLE_OFFSET_COMMIT = 88
-    THROTTLING_QUOTA_EXCEEDED = 89
-    PRODUCER_FENCED = 90
-    RESOURCE_NOT_FOUND = 91
-    DUPLICATE_RESOURCE = 92
-    UNACCEPTABLE_CREDENTIAL = 93
-    INVALID_UPDATE_VERSION = 95
-    UNKNOWN_TOPIC_ID = 100
-    INCONSISTENT_TOPIC_ID = 103
-    TRANSACTIONAL_ID_NOT_FOUND = 105
-    INELIGIBLE_REPLICA = 107
-
-
-class ErrorKind(NamedTuple):
-    """What an error code means.  `stale`: the leader, the coordinator or the controller has moved,
-    so metadata must be refreshed before the next attempt."""
-
-    name: str
-    retriable: bool
-    stale: bool
-    description: str
-
-
-ERRORS: dict[int, ErrorKind] = {
-    code: ErrorKind(
-        ErrorCode(code).name if code in list(ErrorCode) else kind.message,
-        bool(kind.retriable),
-        bool(kind.invalid_metadata)
-        or code in (ErrorCode.NOT_COORDINATOR, ErrorCode.NOT_CONTROLLER),
-        kind.description or "",
-    )
-    for code, kind in kafka_errors.items()
-    if code is not None
-}
-
-
-def error_kind(code: int) -> ErrorKind:
-    """What `code` means.  A code that this build does not know is named by its number and is not
-    retriable."""
-    return ERRORS.get(code) or ErrorKind(
-        f"ERROR_{code}", False, False, "an error code of a newer broker"
-    )

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from kdirect.cluster.following_replica import AskEpochEnd, EpochEnd
 from kdirect.errors import KdirectError
 from kdirect.format import protocol as p
-from kdirect.format.protocol import ErrorCode
+from kdirect.format.error_codes import ErrorCode
 from kdirect.format.schema import build
 from kdirect.member.pause import Pause
 from kdirect.model import TopicPartition

@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 
 from kdirect.cluster.leading_replica import Confirmed
 from kdirect.errors import KdirectError, OffsetOutOfRangeError, TieredOffsetError
-from kdirect.format.protocol import ErrorCode
+from kdirect.format.error_codes import ErrorCode
 from kdirect.format.replica_fetch import CopiedPartition, Push, fetch_as_replica_response
 from kdirect.log.partition import Partition
 from kdirect.log.replica_log import Copied

@@ -24,7 +24,7 @@ from typing import Any, Protocol
 
 from kdirect.errors import BrokerUnavailableError, KdirectError, TieredOffsetError
 from kdirect.format import protocol as p
-from kdirect.format.protocol import ErrorCode
+from kdirect.format.error_codes import ErrorCode, error_kind
 from kdirect.format.schema import build
 from kdirect.member.pause import Pause
 from kdirect.member.throttle import Pace
@@ -269,7 +269,7 @@ class _Fetch:
             return
         response = await waiting.popleft()
         if response.error_code != 0:
-            raise BrokerUnavailableError(p.error_kind(response.error_code).name)
+            raise BrokerUnavailableError(error_kind(response.error_code).name)
         self._told_error = ""
         if self._session != response.session_id:
             self._session, self._answers = response.session_id, 0

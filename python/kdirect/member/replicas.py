@@ -52,7 +52,7 @@ from kdirect.errors import (
     UnknownTopicError,
 )
 from kdirect.format import protocol as p
-from kdirect.format.protocol import ErrorCode
+from kdirect.format.error_codes import ErrorCode
 from kdirect.format.replica_fetch import Feeding, Push
 from kdirect.log.partition import Partition
 from kdirect.member import epoch_questions

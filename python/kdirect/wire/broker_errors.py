@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kdirect.errors import BrokerError, CorruptLogError, KdirectError, UnknownTopicError
-from kdirect.format import protocol
+from kdirect.format.error_codes import error_kind
 
 _HINTS = {
     2: "the batch was damaged on its way, or its encoder is at fault",
@@ -30,7 +30,7 @@ def broker_error(
 ) -> KdirectError:
     """The exception for Kafka's error `code`.  `subject` names the thing it happened to, `detail`
     is the broker's own message."""
-    kind = protocol.error_kind(code)
+    kind = error_kind(code)
     if kind.name == "UNKNOWN_TOPIC_OR_PARTITION":
         return UnknownTopicError(
             f"{subject}: {detail or 'no such topic or partition'}",
@@ -48,7 +48,7 @@ def broker_error(
 def read_error(code: int, subject: str, detail: str | None = None) -> KdirectError:
     """`broker_error` of a request that reads: damage that the broker found in its log does not pass
     when it is asked again."""
-    if protocol.error_kind(code).name == "CORRUPT_MESSAGE":
+    if error_kind(code).name == "CORRUPT_MESSAGE":
         if detail:
             return CorruptLogError(f"{subject}: {detail}")  # a kdirect broker names the remedy
         return CorruptLogError(

@@ -37,7 +37,7 @@ from kdirect.errors import (
     UnknownTopicError,
 )
 from kdirect.format import protocol
-from kdirect.format.protocol import ErrorCode
+from kdirect.format.error_codes import ErrorCode
 from kdirect.model import TopicPartition, check_topic_name
 from kdirect.options import CLIENT
 from kdirect.wire.backoff import Backoff

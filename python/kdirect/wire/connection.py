@@ -38,6 +38,7 @@ from kdirect.errors import (
     TimedOutError,
 )
 from kdirect.format import protocol
+from kdirect.format.error_codes import ErrorCode
 from kdirect.wire.bell import Bell
 from kdirect.wire.broker_errors import broker_error
 from kdirect.wire.dial import address_text, dial, not_a_frame, reason_of
@@ -57,7 +58,7 @@ HIGHEST_VERSION = {
     protocol.ApiVersionsRequest.API_KEY: API_VERSIONS_VERSION,
 }
 
-_UNSUPPORTED_VERSION = struct.pack(">h", protocol.ErrorCode.UNSUPPORTED_VERSION)
+_UNSUPPORTED_VERSION = struct.pack(">h", ErrorCode.UNSUPPORTED_VERSION)
 
 
 class Pending:
