@@ -25,6 +25,7 @@ from kdirect.broker.pushed_partition import PushedPartition, RingMemory
 from kdirect.broker.worker import ProduceWorker
 from kdirect.format import layout
 from kdirect.log.config import LogConfig
+from kdirect.log.kernel_producers import known_producers
 from kdirect.log.manager import LogManager
 from kdirect.model import TopicPartition
 from kdirect.rdma.contract import Access, Memory
@@ -302,7 +303,7 @@ class Node:
         return [self.partition.end_offset_for_epoch(e) for e in range(8)]
 
     def producers(self) -> Any:
-        return self.partition.kernel.producers()
+        return known_producers(self.partition.kernel)
 
 
 def _bytes(segment: Any) -> bytes:

@@ -21,6 +21,8 @@ from kdirect.errors import LogError
 from kdirect.format import layout
 from kdirect.format.batch import crc32c, iterate_batches
 from kdirect.log.kernel import NO_HEAD, NO_SPACE, WRONG_POSITION, CommitKernel
+from kdirect.log.kernel_marks import advance_high_watermark
+from kdirect.log.kernel_producers import expire_producers, known_producers
 from tests.log.conftest import commit_at_tail
 
 CORRUPT, TOO_LARGE, LIST_TOO_LARGE, BAD_TIME, OUT_OF_ORDER, DUPLICATE, FENCED, INVALID = (
@@ -386,10 +388,10 @@ def test_many_producers_and_expiry(batch, head, seed) -> None:
     ids = [rng.randrange(1 << 40) for _ in range(2000)]
     for i, producer in enumerate(dict.fromkeys(ids)):
         assert h.kernel.append(sequence_batch(batch, 0, producer=producer), NOW + i).error == 0
-    assert {e.producer_id for e in h.kernel.producers()[0]} == set(ids)
+    assert {e.producer_id for e in known_producers(h.kernel)[0]} == set(ids)
     n = len(set(ids))
-    assert h.kernel.expire_producers(NOW + n - 10) == n - 10
-    assert len(h.kernel.producers()[0]) == 10
+    assert expire_producers(h.kernel, NOW + n - 10) == n - 10
+    assert len(known_producers(h.kernel)[0]) == 10
     last = list(dict.fromkeys(ids))[-1]
     assert h.kernel.append(sequence_batch(batch, 0, producer=last), NOW).duplicate
 
@@ -505,16 +507,16 @@ def test_group_commit_holds_the_high_watermark(batch, head) -> None:
     for _ in range(3):
         assert h.kernel.append(batch(), NOW).error == 0
     assert (h.kernel.log_end_offset, h.kernel.high_watermark, slots.read(0)["high"]) == (3, 0, 0)
-    h.kernel.advance_high_watermark(2, 2 * size, 0)
+    advance_high_watermark(h.kernel, 2, 2 * size, 0)
     assert (slots.read(0)["high"], slots.read(0)["readable"]) == (2, 2 * size)
-    h.kernel.advance_high_watermark(1, size, 0)
-    h.kernel.advance_high_watermark(9, 9 * size, 0)
-    h.kernel.advance_high_watermark(3, 3 * size, 17)
+    advance_high_watermark(h.kernel, 1, size, 0)
+    advance_high_watermark(h.kernel, 9, 9 * size, 0)
+    advance_high_watermark(h.kernel, 3, 3 * size, 17)
     assert h.kernel.high_watermark == 2, "never back, never past the end, never for another segment"
     assert h.kernel.seal().end_offset == 3, "sealed with a record that may not be read yet"
     s = slots.read(0)
     assert (s["flags"], s["readable"], s["high"]) == (layout.SLOT_FLAG_ASSIGNED, 2 * size, 2)
-    h.kernel.advance_high_watermark(3, 3 * size, 0)
+    advance_high_watermark(h.kernel, 3, 3 * size, 0)
     s = slots.read(0)
     assert (s["flags"], s["base"], s["readable"], s["high"]) == (3, 0, 3 * size, 3)
     assert h.kernel.view().mark() == (3, 0, 3)

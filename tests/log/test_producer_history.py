@@ -11,6 +11,7 @@ import pytest
 from kdirect.log import producer_state
 from kdirect.log.clock import now_ms
 from kdirect.log.config import LogConfig
+from kdirect.log.kernel_producers import expire_producers, known_producers
 from kdirect.log.manager import LogManager
 from kdirect.log.segment import Segment
 from tests.log.conftest import TP
@@ -73,9 +74,9 @@ def test_producers_expire_however_often_the_log_is_opened(open_partition, batch,
         p.delete_records(1)
     for _ in range(3):
         p = open_partition()
-        assert [e.timestamp_ms for e in p.kernel.producers()[0]] == [then]
-    assert p.kernel.expire_producers(then) == 0
-    assert p.kernel.expire_producers(then + 1) == 1
+        assert [e.timestamp_ms for e in known_producers(p.kernel)[0]] == [then]
+    assert expire_producers(p.kernel, then) == 0
+    assert expire_producers(p.kernel, then + 1) == 1
 
 
 def test_a_time_to_come_in_a_snapshot_is_now(open_partition, batch) -> None:
@@ -83,7 +84,7 @@ def test_a_time_to_come_in_a_snapshot_is_now(open_partition, batch) -> None:
     p = open_partition()
     p.append(batch(1, producer_id=5, producer_epoch=1, sequence=0), now_ms() + 1000 * DAY_MS)
     p = open_partition()
-    (known,) = p.kernel.producers()[0]
+    (known,) = known_producers(p.kernel)[0]
     assert known.timestamp_ms <= now_ms()
 
 
@@ -108,5 +109,5 @@ def test_a_crash_while_a_log_starts_over_brings_no_producer_back(
     with LogManager([copies], LogConfig(segment_bytes=1 << 20)) as m:
         q = m.partitions[TP]
         assert q.log_end_offset == 50
-        assert q.kernel.producers()[0] == []
+        assert known_producers(q.kernel)[0] == []
         assert q.append(request).base_offset == 50

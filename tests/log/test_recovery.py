@@ -23,6 +23,7 @@ import pytest
 from kdirect.errors import CorruptLogError
 from kdirect.format.batch import iterate_batches
 from kdirect.log.config import LogConfig
+from kdirect.log.kernel_producers import known_producers
 from kdirect.log.manager import LogManager
 from kdirect.log.partition import Partition
 from kdirect.model import TopicPartition
@@ -280,7 +281,9 @@ class Crashing:
                     self.sequences[producer] += 1
                 else:
                     assert r.error == 45
-                    survived = [e for e in p.kernel.producers()[0] if e.producer_id == producer]
+                    survived = [
+                        e for e in known_producers(p.kernel)[0] if e.producer_id == producer
+                    ]
                     self.sequences[producer] = survived[0].batches[-1][1] + 1
 
 

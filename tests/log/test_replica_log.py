@@ -15,6 +15,7 @@ import pytest
 from kdirect.errors import LogError, NotLeaderError, OffsetOutOfRangeError
 from kdirect.log import checkpoint
 from kdirect.log.config import LogConfig
+from kdirect.log.kernel_producers import known_producers
 from kdirect.log.manager import LogManager
 from kdirect.log.partition import Partition
 from kdirect.log.segment import Segment
@@ -280,7 +281,7 @@ def test_a_log_starts_over_anywhere(pair: list[Partition], offset: int) -> None:
     leader.start_over(offset)
     assert (leader.log_start_offset, leader.high_watermark, leader.log_end_offset) == (offset,) * 3
     assert bases(leader) == [offset] and leader.last_epoch == -1
-    assert leader.kernel.producers()[0] == []
+    assert known_producers(leader.kernel)[0] == []
     data = stamped(make_batch(1), offset, 9)
     assert leader.append_as_stamped(data).error == 0
     assert leader.last_epoch == 9

@@ -16,6 +16,7 @@ import pytest
 from kdirect.errors import ClosedError, LogError, OffsetOutOfRangeError, TieredOffsetError
 from kdirect.log import checkpoint, producer_state
 from kdirect.log.config import LogConfig
+from kdirect.log.kernel_producers import known_producers
 from kdirect.log.manager import LogManager
 from kdirect.log.retention import expired_locally
 from tests.log.conftest import TP, stamped
@@ -486,7 +487,7 @@ def test_a_replica_starts_behind_what_is_tiered(logs, batch) -> None:
         p = logs.restart(clean=clean)
         assert (p.log_start_offset, p.local_log_start_offset, p.log_end_offset) == (20, 50, 52)
         assert p.end_offset_for_epoch(2) == (2, 41)
-        assert [e.producer_id for e in p.kernel.producers()[0]] == [9]
+        assert [e.producer_id for e in known_producers(p.kernel)[0]] == [9]
 
 
 def test_a_replica_starts_over_and_keeps_its_log_start(logs, batch) -> None:

@@ -19,6 +19,7 @@ from kdirect.format.batch import iterate_batches
 from kdirect.log import checkpoint
 from kdirect.log.config import LogConfig
 from kdirect.log.kernel import NOT_CONTIGUOUS
+from kdirect.log.kernel_producers import known_producers
 from kdirect.log.manager import LogManager
 from kdirect.log.partition import Partition
 from kdirect.log.segment import Segment
@@ -140,7 +141,9 @@ class Model:
             assert p.epochs_of(p.source_for(at), at)[0] == epoch
             assert p.source_for(at).locate(end - 1)[1] == at
         assert p.recovery_point <= self.end
-        known = {e.producer_id: e.batches[-1][1] + 1 for e in p.kernel.producers()[0] if e.batches}
+        known = {
+            e.producer_id: e.batches[-1][1] + 1 for e in known_producers(p.kernel)[0] if e.batches
+        }
         wanted = {producer: self.sequence(producer) for producer in (1, 2)}
         assert known == {k: v for k, v in wanted.items() if v}
         times = [s.max_timestamp for s in p.segments if s.size]
@@ -238,7 +241,7 @@ def test_a_crash_in_the_middle_of_a_cut_recovers(memory_path, monkeypatch, flush
             end = q.log_end_offset
             ends.add(end)
             assert cut <= end <= 40 and contents(q) == datas[:end]
-            (entry,) = q.kernel.producers()[0]
+            (entry,) = known_producers(q.kernel)[0]
             assert entry.batches[-1][1] == end - 1
             assert q.epochs_of(q.source_for(end - 1), end - 1)[0] <= q.leader_epoch
             assert q.truncate_to(cut) == cut
@@ -319,7 +322,7 @@ def test_a_copy_keeps_offsets_and_epochs(open_partition, batch, tmp_path) -> Non
         assert follower.leader_epoch == 20
         for epoch in (0, 10, 20):
             assert follower.end_offset_for_epoch(epoch) == leader.end_offset_for_epoch(epoch)
-        (mine,), (its,) = follower.kernel.producers()[0], leader.kernel.producers()[0]
+        (mine,), (its,) = known_producers(follower.kernel)[0], known_producers(leader.kernel)[0]
         assert mine.batches == its.batches
 
 

@@ -12,6 +12,7 @@ import pytest
 
 import kdirect
 from kdirect.errors import BrokerError, ConfigError, TieredOffsetError
+from kdirect.log.kernel_producers import known_producers
 from kdirect.log.partition import Partition
 from kdirect.model import TopicPartition
 from tests.support import wait_until
@@ -90,7 +91,7 @@ def test_a_follower_that_was_away_starts_where_its_leader_begins(pair: Pair) -> 
     wait_until(lambda: follower.high_watermark == 30, "it has all that its leader has")
     assert (follower.log_start_offset, follower.local_log_start_offset) == (0, 30)
     assert follower.leader_epochs() == leader.leader_epochs()
-    producers = [{e.producer_id for e in p.kernel.producers()[0]} for p in (leader, follower)]
+    producers = [{e.producer_id for e in known_producers(p.kernel)[0]} for p in (leader, follower)]
     assert producers[0] == producers[1] and len(producers[0]) == 2, "out of the remote segment"
     with pytest.raises(TieredOffsetError):
         follower.read(5, 1000)

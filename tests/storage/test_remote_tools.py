@@ -15,6 +15,7 @@ from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource
 import kdirect
 from kdirect.cli import main
 from kdirect.errors import KdirectError
+from kdirect.log.kernel_producers import known_producers
 from tests.object_servers import Place
 from tests.storage.tiered_broker import (
     TOPIC,
@@ -206,11 +207,11 @@ def test_a_producer_of_before_is_known_after_a_rebuild(
         partition.roll()
         end = partition.log_end_offset
         tiers.wait(lambda: partition.remote_end_offset == end)
-        (entry,), _ = partition.kernel.producers()
+        (entry,), _ = known_producers(partition.kernel)
     shutil.rmtree(tmp_path / "log")
     assert rebuild(capsys, place, tmp_path / "log")[0] == 0
     with tiered_broker(place, tmp_path / "log") as tiers:
-        (found,), _ = tiers.partition.kernel.producers()
+        (found,), _ = known_producers(tiers.partition.kernel)
         assert tiers.partition.log_end_offset == end
         assert (found.producer_id, found.producer_epoch) == (
             entry.producer_id,

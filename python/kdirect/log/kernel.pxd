@@ -4,7 +4,7 @@ Methods that begin with ``c_`` may be called from any thread, and take the kerne
 `c_commit_next` and `c_append_next`, which are called between `c_begin` and `c_end`.  Those that
 take a `commit_result` fill it and return its `error`.
 """
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
 from kdirect.format.batch cimport batch_info
 
@@ -55,21 +55,8 @@ cdef class CommitKernel:
     # `c_append` in a run, or WRONG_POSITION as above.  `checked`: `check` has passed these bytes,
     # and nobody has written that memory since, so their CRCs are not computed again.
 
-    # Slots
-
-    cdef int c_attach_slot(self, uint8_t* slot, uint16_t file_id,
-                           int64_t segment_base_offset) noexcept nogil
-    # Fill the slot now for that segment, and update it whenever what may be read of the segment
-    # changes.  That ends when the slot is detached, or with the last update, which has
-    # SLOT_FLAG_SEALED: the segment is sealed and may be read to its end.  `slot` is SLOT_BYTES of
-    # memory, 8-byte aligned, which the caller keeps mapped until then.  0, EINVAL, ENOMEM, or
-    # ENOENT: no such segment, or it is sealed and may be read to its end already.
-    cdef void c_detach_slot(self, uint8_t* slot) noexcept nogil
-
     # The rest
 
-    cdef void c_clear_tail(self, int64_t segment_base_offset, uint64_t end) noexcept nogil
-    # Make [tail, end) of that head zeros: what a revoked producer wrote after its last commit.
     cdef int64_t c_high_watermark(self) noexcept nogil
     # Takes no lock: it may be older than a commit that is being made.
     cdef int64_t c_log_end(self) noexcept nogil

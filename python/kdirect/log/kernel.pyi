@@ -3,12 +3,10 @@
 `data` is any contiguous buffer of bytes, which typing cannot say before Python 3.12.
 """
 
-from collections.abc import Iterable
 from typing import Any
 
-from kdirect.log.producers import ProducerEntry
 from kdirect.log.results import CommitResult
-from kdirect.log.views import KernelView, SealedHead, SealedSegment
+from kdirect.log.views import KernelView, SealedHead
 
 NO_SPACE: int
 WRONG_POSITION: int
@@ -81,16 +79,6 @@ class CommitKernel:
     def freeze(self) -> int: ...
     def thaw(self, capacity: int) -> None: ...
     def roll_without_head(self) -> None: ...
-    def advance_high_watermark(
-        self, offset: int, position: int, segment_base_offset: int
-    ) -> bool: ...
-    def load_high_watermark(
-        self,
-        offset: int,
-        position: int,
-        segment_base_offset: int,
-        sealed: Iterable[SealedSegment],
-    ) -> None: ...
     def truncate(
         self,
         offset: int,
@@ -142,7 +130,3 @@ class CommitKernel:
     @property
     def hold_high_watermark(self) -> bool: ...
     def statistics(self) -> dict[str, int]: ...
-    # producers
-    def producers(self) -> tuple[list[ProducerEntry], int]: ...
-    def load_producers(self, entries: Iterable[ProducerEntry]) -> None: ...
-    def expire_producers(self, before_ms: int) -> int: ...

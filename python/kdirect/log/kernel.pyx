@@ -30,8 +30,9 @@ DUPLICATE_SEQUENCE_NUMBER, for an RDMA producer has more than five requests unde
 Waiting requests are committed in runs (`c_begin` .. `c_end`): one lock and one update of the slots
 serve them all.
 
-With `hold_high_watermark`, commits do not move the marks; `advance_high_watermark` does, when the
-partition's `AckGate` says so, or `kdirect.log.replica_marks`, while replicas are counted.
+With `hold_high_watermark`, commits do not move the marks; `kdirect.log.kernel_marks` does, when the
+partition's `AckGate` says so, or `kdirect.log.replica_marks`, while replicas are counted.  The
+producer table as a whole is read and replaced by `kdirect.log.kernel_producers`.
 
 Threads: every method may be called from any thread.  Mapped memory handed to `install_head` must
 stay mapped until `seal` has returned; slots until they are detached, got their last update or were
@@ -39,24 +40,21 @@ revoked.
 """
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
-from libc.errno cimport EINVAL, ENOENT, ENOMEM
+from libc.errno cimport ENOENT, ENOMEM
 from libc.stdint cimport (
-    INT32_MAX, INT64_MAX, UINT64_MAX, int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t,
+    INT32_MAX, INT64_MAX, UINT64_MAX, int32_t, int64_t, uint8_t, uint16_t, uint32_t,
     uint64_t, uintptr_t)
 from libc.stdlib cimport calloc, free, malloc
-from libc.string cimport memcpy, memset
+from libc.string cimport memcpy
 
 from kdirect.format.layout cimport SLOT_FLAG_REVOKED, SLOT_FLAG_SEALED
 from kdirect.log.commit cimport (
     append_request, append_stamped, check_batches, clear_piece, clear_result,
     commit_request, commit_stamped, finish_request, seal_head, sealed_head)
-from kdirect.log.producers cimport (
-    copy_producers, entries_of, expire, forget_producers, load_entry, producer_state,
-    reserve_producers, restore_batch, store_producer)
+from kdirect.log.producers cimport restore_batch
 from kdirect.log.results cimport CommitResult, to_python
 from kdirect.log.slots cimport (
-    attach, cut_log, detach, drop_slots, end_segment, finish_sealed, is_point, move_marks,
-    move_to_end, publish, remember_sealed, update_slots)
+    attach, cut_log, detach, drop_slots, end_segment, move_to_end, publish, update_slots)
 from kdirect.log.state cimport kernel_state, mark_t
 from kdirect.machine cimport (
     pthread_mutex_destroy, pthread_mutex_init, pthread_mutex_lock, pthread_mutex_unlock)
@@ -183,37 +181,6 @@ cdef class CommitKernel:
     cdef bint c_gate_holds(self) noexcept nogil:
         return (<kernel_state*> self._state).gate_holds
 
-    cdef int c_attach_slot(self, uint8_t* slot, uint16_t file_id,
-                           int64_t segment_base_offset) noexcept nogil:
-        cdef kernel_state* s = <kernel_state*> self._state
-        cdef int error
-        if slot == NULL or <uintptr_t> slot % 8 != 0:
-            return EINVAL
-        pthread_mutex_lock(&s.lock)
-        error = attach(s, slot, file_id, segment_base_offset)
-        pthread_mutex_unlock(&s.lock)
-        return error
-
-    cdef void c_detach_slot(self, uint8_t* slot) noexcept nogil:
-        cdef kernel_state* s = <kernel_state*> self._state
-        pthread_mutex_lock(&s.lock)
-        detach(s, slot)
-        pthread_mutex_unlock(&s.lock)
-
-    cdef void c_clear_tail(self, int64_t segment_base_offset, uint64_t end) noexcept nogil:
-        cdef kernel_state* s = <kernel_state*> self._state
-        cdef uint64_t at = 0, stop, zeros = 0
-        cdef bint more = True
-        # Piece by piece, so that nobody who commits waits long for the mutex.
-        while more:
-            pthread_mutex_lock(&s.lock)
-            more = s.data != NULL and s.base == segment_base_offset
-            if more:
-                stop = min(end, s.capacity)
-                at = clear_piece(s, at, stop, &zeros)
-                more = at < stop and (end != UINT64_MAX or zeros < CLEAR_WINDOW)
-            pthread_mutex_unlock(&s.lock)
-
     cdef int c_restore_batch(self, const batch_info* info, int64_t now_ms) noexcept nogil:
         cdef kernel_state* s = <kernel_state*> self._state
         cdef int error
@@ -289,10 +256,21 @@ cdef class CommitKernel:
         """Zero what a revoked producer left after the tail: up to position `end`, or, without it,
         up to the first MiB that is zeros already (a producer writes upwards, without gaps).  With
         `segment_base_offset`, only if that segment is still the head."""
+        cdef kernel_state* s = <kernel_state*> self._state
         cdef uint64_t until = UINT64_MAX if end is None else end
         cdef int64_t base = self._base_or(segment_base_offset)
+        cdef uint64_t at = 0, stop, zeros = 0
+        cdef bint more = True
+        # Piece by piece, so that nobody who commits waits long for the mutex.
         with nogil:
-            self.c_clear_tail(base, until)
+            while more:
+                pthread_mutex_lock(&s.lock)
+                more = s.data != NULL and s.base == base
+                if more:
+                    stop = min(until, s.capacity)
+                    at = clear_piece(s, at, stop, &zeros)
+                    more = at < stop and (until != UINT64_MAX or zeros < CLEAR_WINDOW)
+                pthread_mutex_unlock(&s.lock)
 
     cdef int64_t _base_or(self, base) except? -1:
         return self.segment_base_offset if base is None else base
@@ -300,23 +278,32 @@ cdef class CommitKernel:
     # slots
 
     def attach_slot(self, uint64_t address, uint16_t file_id, segment_base_offset=None):
-        """Fill the slot at `address` and keep it current, for the last segment or the one named;
-        False, and nothing done, when that one is finished.  See `c_attach_slot`."""
+        """Fill the slot at `address` now for the last segment, or the one named, and update it
+        whenever what may be read of the segment changes.  That ends when the slot is detached, or
+        with the last update, which has SLOT_FLAG_SEALED: the segment is sealed and may be read to
+        its end.  The slot is SLOT_BYTES of memory, which the caller keeps mapped until then.
+        False, and nothing done: it is sealed and may be read to its end already, or is none."""
+        cdef kernel_state* s = <kernel_state*> self._state
         cdef int error
         cdef int64_t base = self._base_or(segment_base_offset)
-        with nogil:
-            error = self.c_attach_slot(<uint8_t*> <uintptr_t> address, file_id, base)
-        if error == EINVAL:
+        if address == 0 or address % 8 != 0:
             raise LogError(f"slot address 0x{address:x} is not a multiple of 8",
                            hint="slots are 64-byte cells of one region")
+        with nogil:
+            pthread_mutex_lock(&s.lock)
+            error = attach(s, <uint8_t*> <uintptr_t> address, file_id, base)
+            pthread_mutex_unlock(&s.lock)
         if error and error != ENOENT:
             raise MemoryError()
         return error == 0
 
     def detach_slot(self, uint64_t address):
         """Stop updating the slot; its bytes stay as they are.  Unknown addresses are fine."""
+        cdef kernel_state* s = <kernel_state*> self._state
         with nogil:
-            self.c_detach_slot(<uint8_t*> <uintptr_t> address)
+            pthread_mutex_lock(&s.lock)
+            detach(s, <uint8_t*> <uintptr_t> address)
+            pthread_mutex_unlock(&s.lock)
 
     def revoke_slots(self):
         """Give every slot SLOT_FLAG_REVOKED and drop it: the partition is gone or moved."""
@@ -454,47 +441,6 @@ cdef class CommitKernel:
             raise LogError("there is a head", hint="seal it")
         if error:
             raise MemoryError()
-
-    def advance_high_watermark(self, int64_t offset, uint64_t position,
-                               int64_t segment_base_offset):
-        """Make records below `offset` readable, which lies at `position` of that segment; whether
-        anything changed.  Ignored when it would go back, when there is no such point (the segment
-        has been passed, or replaced), and while replicas are counted (`replica_marks`)."""
-        cdef kernel_state* s = <kernel_state*> self._state
-        cdef mark_t mark
-        cdef bint moved = False
-        mark.base = segment_base_offset
-        mark.position = position
-        mark.offset = offset
-        with nogil:
-            pthread_mutex_lock(&s.lock)
-            if not s.counted and s.readable.offset < offset and is_point(s, &mark):
-                moved = True
-                move_marks(s, &mark)
-                update_slots(s)
-            pthread_mutex_unlock(&s.lock)
-        return moved
-
-    def load_high_watermark(self, int64_t offset, uint64_t position, int64_t segment_base_offset,
-                            sealed):
-        """Recovery: only records below `offset` may be read.  `sealed` (SealedSegment, by offset)
-        are the segments from that one on, without the last."""
-        cdef kernel_state* s = <kernel_state*> self._state
-        cdef mark_t mark
-        cdef bint known
-        mark.base = segment_base_offset
-        mark.position = position
-        mark.offset = offset
-        for segment in sealed:
-            if remember_sealed(s, segment.base_offset, segment.size, segment.end_offset) != 0:
-                raise MemoryError()
-        known = is_point(s, &mark)
-        if known:
-            move_marks(s, &mark)
-        finish_sealed(s)
-        if not known:
-            raise LogError(f"offset {offset} does not lie at position {position} of the segment"
-                           f" {segment_base_offset}", hint="look it up in the partition")
 
     def truncate(self, int64_t offset, uint64_t position, int64_t segment_base_offset,
                  int32_t epoch, *, bint empty=False):
@@ -648,53 +594,3 @@ cdef class CommitKernel:
             "log_slot_updates": s.slot_updates, "log_producers": s.producers.count,
             "log_slots": s.slots_count,
         }
-
-    # producers
-
-    def producers(self):
-        """All remembered producers, as ProducerEntry, and the log end offset they stand for."""
-        cdef kernel_state* s = <kernel_state*> self._state
-        cdef producer_state* copy
-        cdef int n
-        cdef int64_t end
-        with nogil:
-            pthread_mutex_lock(&s.lock)
-            n = copy_producers(&s.producers, &copy)
-            end = s.log_end
-            pthread_mutex_unlock(&s.lock)
-        if n < 0:
-            raise MemoryError()
-        try:
-            return entries_of(copy, n), end
-        finally:
-            free(copy)
-
-    def load_producers(self, entries):
-        """Replace the producer table (recovery)."""
-        cdef kernel_state* s = <kernel_state*> self._state
-        cdef producer_state p
-        cdef int error
-        pthread_mutex_lock(&s.lock)
-        forget_producers(&s.producers)
-        pthread_mutex_unlock(&s.lock)
-        for entry in entries:
-            load_entry(&p, entry)
-            pthread_mutex_lock(&s.lock)
-            error = reserve_producers(&s.producers, 1)
-            if error == 0:
-                store_producer(&s.producers, &p)
-            pthread_mutex_unlock(&s.lock)
-            if error:
-                raise MemoryError()
-
-    def expire_producers(self, int64_t before_ms):
-        """Forget producers that last appended before `before_ms`; how many."""
-        cdef kernel_state* s = <kernel_state*> self._state
-        cdef uint32_t had, left
-        with nogil:
-            pthread_mutex_lock(&s.lock)
-            had = s.producers.count
-            expire(&s.producers, before_ms)
-            left = s.producers.count
-            pthread_mutex_unlock(&s.lock)
-        return had - left

@@ -35,6 +35,7 @@ from typing import Any
 from kdirect.errors import ClosedError, ConfigError, CorruptLogError, KdirectError, LogError
 from kdirect.log import checkpoint
 from kdirect.log.config import LogConfig
+from kdirect.log.kernel_producers import expire_producers
 from kdirect.log.partition import Partition
 from kdirect.log.recovery import begin_directory, load_partition
 from kdirect.log.remote_rules import refuse_tiered, refuse_without_system
@@ -561,7 +562,7 @@ class LogManager:
         for partition in self._each():
             try:
                 deleted += partition.apply_retention(now_ms)
-                partition.kernel.expire_producers(now_ms - partition.config.producer_expiration_ms)
+                expire_producers(partition.kernel, now_ms - partition.config.producer_expiration_ms)
             except ClosedError:
                 continue
             except (KdirectError, OSError) as e:

@@ -54,6 +54,7 @@ from kdirect.log.flushing import Flushing
 from kdirect.log.growth import HeadUse
 from kdirect.log.head import SPARE_WITHIN_S, SpareHead
 from kdirect.log.kernel import NO_HEAD, NO_SPACE, CommitKernel
+from kdirect.log.kernel_producers import known_producers
 from kdirect.log.replica_log import ReplicaLog
 from kdirect.log.results import CommitResult
 from kdirect.log.retention import expired, expired_locally
@@ -521,7 +522,7 @@ class Partition(ReplicaLog):
                 if clean:
                     if active.is_head:
                         self.flush()
-                    self._snapshot_producers(*self.kernel.producers(), sync=True)
+                    self._snapshot_producers(*known_producers(self.kernel), sync=True)
             if clean:
                 active.sync(with_indexes=True)
                 checkpoint.sync_directory(self.directory)

@@ -15,6 +15,7 @@ from kdirect.errors import CorruptLogError, FormatError
 from kdirect.log import producer_state
 from kdirect.log.clock import now_ms
 from kdirect.log.kernel import CommitKernel
+from kdirect.log.kernel_producers import known_producers, set_producers
 from kdirect.log.mapped import restore_producers
 from kdirect.log.producers import ProducerEntry
 from kdirect.log.segment import Segment
@@ -44,7 +45,7 @@ def load_producers(
     entries = [e._replace(timestamp_ms=min(e.timestamp_ms, now)) for e in entries]
     if entries:
         entries = _with_history(entries, segments, offset)
-    kernel.load_producers(entries)
+    set_producers(kernel, entries)
     _add_batches(kernel, segments, offset, now)
 
 
@@ -67,9 +68,9 @@ def snapshot_at(directory: Path, segments: Sequence[Segment], offset: int) -> by
             return data
         break
     kernel = CommitKernel()
-    kernel.load_producers(older)
+    set_producers(kernel, older)
     _add_batches(kernel, segments, start, now_ms())
-    return producer_state.pack_snapshot(kernel.producers()[0])
+    return producer_state.pack_snapshot(known_producers(kernel)[0])
 
 
 def _add_batches(kernel: CommitKernel, segments: Sequence[Segment], offset: int, now: int) -> None:
@@ -125,7 +126,7 @@ def _with_history(
     finally:
         segment.release()
         segment.unmap_if_idle()
-    history = {e.producer_id: e for e in seen.producers()[0]}
+    history = {e.producer_id: e for e in known_producers(seen)[0]}
     out = []
     for entry in entries:
         found = history.get(entry.producer_id)

@@ -34,6 +34,8 @@ from kdirect.log.clock import now_ms as now_ms
 from kdirect.log.config import PAGE_BYTES, kernel_settings, whole_pages
 from kdirect.log.head import PreparedHead
 from kdirect.log.kernel import NO_HEAD, NO_SPACE, UNKNOWN_EPOCH
+from kdirect.log.kernel_marks import advance_high_watermark, load_high_watermark
+from kdirect.log.kernel_producers import set_producers
 from kdirect.log.replica_marks import note_on_disk
 from kdirect.log.rolling import Rolling, log
 from kdirect.log.segment import Segment
@@ -203,7 +205,7 @@ class ReplicaLog(Rolling):
             for s in self._segments[:-1]
             if s.base_offset >= source.base_offset
         ]
-        self.kernel.load_high_watermark(offset, position, source.base_offset, sealed)
+        load_high_watermark(self.kernel, offset, position, source.base_offset, sealed)
 
     def _note_recovered(self, recovery_point: int) -> None:
         """Before anybody else knows the partition: everything below that offset is on disk."""
@@ -274,7 +276,7 @@ class ReplicaLog(Rolling):
             source = self.source_for(readable)
             position, readable = source.locate(readable)
             base = source.base_offset
-        self.kernel.advance_high_watermark(readable, position, base)
+        advance_high_watermark(self.kernel, readable, position, base)
 
     # -- copying -----------------------------------------------------------------------------------
 
@@ -653,7 +655,7 @@ class ReplicaLog(Rolling):
         checkpoint.sync_directory(self.directory)
         self.write_checkpoints()
         self._start_on_disk = -1  # it may have gone back
-        self.kernel.load_producers(producers)
+        set_producers(self.kernel, producers)
 
 
 def _allowed(segment_bytes: int) -> int:

@@ -42,6 +42,7 @@ from kdirect.log.growth import (
 )
 from kdirect.log.head import PreparedHead, SpareHead, cannot_allocate, reopen_as_head
 from kdirect.log.kernel import NO_HEAD
+from kdirect.log.kernel_producers import known_producers
 from kdirect.log.mapped import first_timestamp
 from kdirect.log.producer_history import load_producers
 from kdirect.log.producers import ProducerEntry
@@ -337,7 +338,7 @@ class Rolling(Tiering):
             if replaces:
                 self._set_segments(self._segments[:-1])
             self._add_segment(new)
-        self._snapshot_producers(*self.kernel.producers())
+        self._snapshot_producers(*known_producers(self.kernel))
         if not replaces:
             old.mark_sealed()
         self._use.opened(time.monotonic())
@@ -364,7 +365,7 @@ class Rolling(Tiering):
         thaw = self.kernel.freeze()
         new = None
         try:
-            producers, end_offset = self.kernel.producers()
+            producers, end_offset = known_producers(self.kernel)
             new = prepared.publish(end_offset)
             with self._lock:
                 old.take_from_kernel()
@@ -448,7 +449,7 @@ class Rolling(Tiering):
                 self.kernel.thaw(thaw)
         if was_head:
             old.finish_seal()
-        self._snapshot_producers(*self.kernel.producers())
+        self._snapshot_producers(*known_producers(self.kernel))
         old.mark_sealed()
         self._tell(old, new)
         return True
