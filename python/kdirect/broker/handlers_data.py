@@ -1,4 +1,4 @@
-"""Requests about records: Produce, Fetch, InitProducerId; with those of `handlers_lookups`.
+"""Requests about records: Produce; with those of `handlers_fetch` and `handlers_lookups`.
 
 Law: record bytes are neither copied nor decoded on the event loop.  A produced batch goes from the
 receive buffer to the partition, a fetched one from the segment's mapping to the socket.  Work that
@@ -9,32 +9,20 @@ error concerns one partition and does not affect the others.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
-from functools import partial
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from kdirect.broker.answers import Answer, later, nothing, respond
+from kdirect.broker.answers import Answer, later, nothing
 from kdirect.broker.connection import Connection
 from kdirect.broker.failures import explain
-from kdirect.broker.handlers_lookups import LookupHandlers, Reader
-from kdirect.broker.remote_requests import RemoteRead
-from kdirect.broker.services import Services
+from kdirect.broker.handlers_fetch import FetchHandlers
 from kdirect.broker.topics import INTERNAL_TOPICS
-from kdirect.errors import (
-    KdirectError,
-    OffsetOutOfRangeError,
-    TieredOffsetError,
-    UnknownTopicError,
-)
+from kdirect.errors import UnknownTopicError
 from kdirect.format import protocol as p
-from kdirect.format.datapath import Fetched, Produced, fetch_response, produce_response
+from kdirect.format.datapath import Produced, produce_response
 from kdirect.format.error_codes import ErrorCode, error_kind
 from kdirect.log.partition import Partition
-from kdirect.model import TopicPartition
 
-# Session epochs of a Fetch that names all its partitions: 0 asks for a session, -1 for none.  The
-# session id says which session ends, if any.
-_FULL_FETCH = (0, -1)
 _TRANSACTIONS = "transactions are not available; use a producer without transactional.id"
 
 _KERNEL_MESSAGES = {
@@ -51,17 +39,6 @@ _KERNEL_MESSAGES = {
     " know its offset",
     ErrorCode.UNSUPPORTED_COMPRESSION_TYPE: "the codec is none of none, gzip, snappy, lz4, zstd",
 }
-
-
-class Collected(NamedTuple):
-    """What a Fetch finds, by topic: `size` bytes of records in all.  `urgent`: there is an error,
-    or the client is to read elsewhere, so waiting for more records is pointless.  `is_remote`: some
-    of it is a `RemoteRead`, which is as urgent."""
-
-    topics: list[tuple[str, list[Fetched]]]
-    size: int
-    urgent: bool
-    is_remote: bool = False
 
 
 class Arrival(NamedTuple):
@@ -127,14 +104,8 @@ def _refusal(version: int, request: Any) -> tuple[int, str] | None:
     return None
 
 
-class DataHandlers(LookupHandlers):
+class DataHandlers(FetchHandlers):
     """Handlers of requests about records.  A broker has one, used on its event loop."""
-
-    def __init__(self, services: Services) -> None:
-        super().__init__(services)
-        self._fetch_max_bytes: int = services.config["fetch.max.bytes"]
-
-    # -- Produce -----------------------------------------------------------------------------------
 
     def produce(self, connection: Connection, header: p.RequestHeader, request: Any) -> Answer:
         """Append to each partition.  The answer comes later if an append must wait for room in the
@@ -293,228 +264,6 @@ class DataHandlers(LookupHandlers):
     ) -> Answer:
         return Answer([produce_response(version, answers)])
 
-    # -- Fetch -------------------------------------------------------------------------------------
-
-    def fetch(self, connection: Connection, header: p.RequestHeader, request: Any) -> Answer:
-        version = header.api_version
-        # An incremental Fetch belongs to a session, and this broker opens no sessions.
-        if request.session_epoch not in _FULL_FETCH:
-            return Answer(fetch_response(version, ErrorCode.FETCH_SESSION_ID_NOT_FOUND, ()))
-        reader = Reader(version, getattr(request, "rack_id", ""), request.isolation_level == 1)
-        collected = self._collect(reader, request, wait=False)
-        if collected is None:
-            return later(self._fetch_cold(reader, request))
-        if collected.is_remote:
-            return later(self._answer_fetch(reader, request, collected))
-        if self._is_enough(request, collected):
-            return _fetched(version, request, collected.topics)
-        return later(self._wait_for_records(reader, request, collected.size))
-
-    async def _answer_fetch(self, reader: Reader, request: Any, collected: Collected) -> Answer:
-        """The answer, once remote storage has had its time."""
-        topics = collected.topics
-        if collected.is_remote:
-            assert self._remote is not None
-            room = min(request.max_bytes, self._fetch_max_bytes) - collected.size
-            await self._remote.fill(topics, room, request.max_wait_ms / 1000)
-        return _fetched(reader.version, request, topics)
-
-    def _is_enough(self, request: Any, collected: Collected) -> bool:
-        return (
-            collected.size >= request.min_bytes
-            or request.max_wait_ms <= 0
-            or collected.urgent
-            or not collected.topics
-        )
-
-    async def _fetch_cold(self, reader: Reader, request: Any) -> Answer:
-        """Answer a Fetch of bytes that are not in memory: a thread reads them before the event loop
-        sends them."""
-        collected = await self._collected(reader, request)
-        if self._is_enough(request, collected):
-            return await self._answer_fetch(reader, request, collected)
-        return await self._wait_for_records(reader, request, collected.size)
-
-    async def _collected(self, reader: Reader, request: Any) -> Collected:
-        collected = self._collect(reader, request, wait=False)
-        if collected is None:
-            self._services.counters.cold_fetches += 1
-            read = partial(self._collect, reader, request, wait=True)
-            collected = await self._services.files.read(read)
-        assert collected is not None
-        return collected
-
-    async def _wait_for_records(self, reader: Reader, request: Any, size: int) -> Answer:
-        """Look again whenever records arrive, and answer once there are min_bytes or max_wait_ms
-        are over.  `size`: how many bytes of records there were at the first look."""
-        services = self._services
-        partitions = [
-            TopicPartition(t.topic, x.partition) for t in request.topics for x in t.partitions
-        ]
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + request.max_wait_ms / 1000
-        services.counters.fetch_waits += 1
-        while True:
-            waiter = services.waiters.add(partitions, request.min_bytes - size)
-            timer = loop.call_at(deadline, waiter.wake)
-            try:
-                for tp in partitions:
-                    services.watch(tp)
-                # Look once more: records that arrived between the first look and the registration
-                # have woken nobody.  With nothing missing, records that arrive while this look
-                # waits for a thread wake the waiter at once.
-                waiter.missing = 0
-                found = await self._collected(reader, request)
-                if found.size >= request.min_bytes or found.urgent or services.waiters.closed:
-                    return await self._answer_fetch(reader, request, found)
-                waiter.missing = request.min_bytes - found.size
-                await waiter.future
-            finally:
-                timer.cancel()
-                services.waiters.remove(waiter)
-            found = await self._collected(reader, request)
-            size = found.size
-            if (
-                size >= request.min_bytes
-                or found.urgent
-                or loop.time() >= deadline
-                or services.waiters.closed
-            ):
-                return await self._answer_fetch(reader, request, found)
-
-    def _collect(self, reader: Reader, request: Any, *, wait: bool) -> Collected | None:
-        """What there is to answer now.  Without `wait` it runs on the event loop, and returns None
-        if an answer needs file work; with `wait` it runs on a thread."""
-        room = min(request.max_bytes, self._fetch_max_bytes)
-        total = 0
-        urgent = is_remote = False
-        topics = []
-        for topic in request.topics:
-            fetched = []
-            for x in topic.partitions:
-                one = self._read(reader, topic.topic, x, room - total, total == 0, wait)
-                if one is None:
-                    return None
-                total += one.size
-                urgent = urgent or one.error != 0 or one.preferred >= 0 or bool(one.diverging)
-                is_remote = is_remote or type(one.buffers) is RemoteRead
-                fetched.append(one)
-            topics.append((topic.topic, fetched))
-        return Collected(topics, total, urgent or is_remote, is_remote)
-
-    def _to_read(self, reader: Reader, name: str, x: Any) -> Partition | Fetched:
-        """The partition that a Fetch reads, or what is answered without reading."""
-        return self._led(name, x.partition, x.current_leader_epoch)
-
-    def _unread(self, name: str, x: Any, error: BaseException) -> Fetched:
-        """The answer about a partition that cannot be read."""
-        code = explain(error, f"read of {name}-{x.partition}")[0]
-        return Fetched(x.partition, code, -1, -1, -1, (), 0)
-
-    def _read(
-        self, reader: Reader, name: str, x: Any, room: int, first: bool, wait: bool
-    ) -> Fetched | None:
-        index, committed_only = x.partition, reader.committed_only
-        try:
-            to_read = self._to_read(reader, name, x)
-            if isinstance(to_read, Fetched):
-                return to_read
-            partition = to_read
-            high_watermark = partition.high_watermark
-            stable = partition.last_stable_offset
-            start = partition.log_start_offset
-            limit = min(x.partition_max_bytes, room)
-            end = stable if committed_only else high_watermark
-            if x.fetch_offset >= end or (limit <= 0 and not first):
-                if not start <= x.fetch_offset <= partition.log_end_offset:
-                    return Fetched(
-                        index, ErrorCode.OFFSET_OUT_OF_RANGE, high_watermark, stable, start, (), 0
-                    )
-                return Fetched(index, 0, high_watermark, stable, start, (), 0)
-            release = self._services.files.release
-            found: list[memoryview] | None
-            if wait:
-                found = partition.read(
-                    x.fetch_offset,
-                    max(limit, 1),
-                    committed_only=committed_only,
-                    fault_in=True,
-                    release=release,
-                )
-            else:
-                found = partition.read_nowait(
-                    x.fetch_offset, max(limit, 1), committed_only=committed_only, release=release
-                )
-            if found is None:
-                return None
-            buffers: Sequence[Any] = found
-            size = sum(len(b) for b in buffers)
-            # A batch larger than the limit is sent only if the response is empty without it.
-            if size > limit and not first:
-                buffers, size = [], 0
-            return Fetched(index, 0, high_watermark, stable, start, buffers, size)
-        except OffsetOutOfRangeError:
-            return Fetched(
-                index, ErrorCode.OFFSET_OUT_OF_RANGE, high_watermark, stable, start, (), 0
-            )
-        except TieredOffsetError as e:
-            if self._remote is None:
-                return self._unread(name, x, e)
-            read: Any = RemoteRead(partition, x.fetch_offset, max(limit, 1))
-            return Fetched(index, 0, high_watermark, stable, start, read, 0)
-        except Exception as e:
-            return self._unread(name, x, e)
-
-    # -- producer ids ------------------------------------------------------------------------------
-
-    def init_producer_id(
-        self, connection: Connection, header: p.RequestHeader, request: Any
-    ) -> Answer:
-        if request.transactional_id is not None:
-            code = (
-                ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
-                if request.transactional_id
-                else ErrorCode.INVALID_REQUEST
-            )
-            return respond(
-                header, p.InitProducerIdResponse, error_code=code, producer_id=-1, producer_epoch=-1
-            )
-        producer_id = self._services.topics.producer_id_nowait()
-        if producer_id is None:
-            return later(self._init_producer_id_later(header))
-        return respond(
-            header,
-            p.InitProducerIdResponse,
-            error_code=0,
-            producer_id=producer_id,
-            producer_epoch=0,
-        )
-
-    async def _next_producer_id(self) -> int:
-        """A producer id, after a thread has written down the next block of them."""
-        found: int = await self._services.files.admin(self._services.topics.next_producer_id)
-        return found
-
-    async def _init_producer_id_later(self, header: p.RequestHeader) -> Answer:
-        """Answer once there is another block of ids."""
-        try:
-            producer_id = await self._next_producer_id()
-        except KdirectError as e:
-            return respond(
-                header,
-                p.InitProducerIdResponse,
-                error_code=explain(e, "a new producer id")[0],
-                producer_id=-1,
-                producer_epoch=-1,
-            )
-        return respond(
-            header,
-            p.InitProducerIdResponse,
-            error_code=0,
-            producer_id=producer_id,
-            producer_epoch=0,
-        )
-
     def table(self) -> Iterable[tuple[str, Any, bool]]:
         """(API name, handler, whether later requests of the connection wait for its answer)."""
         table: list[tuple[str, Any, bool]] = [
@@ -523,12 +272,7 @@ class DataHandlers(LookupHandlers):
             ("ListOffsets", self.list_offsets, True),
             ("OffsetForLeaderEpoch", self.offset_for_leader_epoch, True),
             ("DeleteRecords", self.delete_records, True),
-            ("InitProducerId", self.init_producer_id, True),
         ]
         if self._remote is not None:
             table.append(("LocateRecords", self.locate_records, False))
         return table
-
-
-def _fetched(version: int, request: Any, topics: list[tuple[str, list[Fetched]]]) -> Answer:
-    return Answer(fetch_response(version, 0, topics, request.isolation_level == 1))

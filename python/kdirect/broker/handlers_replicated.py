@@ -18,7 +18,6 @@ What differs from a broker that is alone, and where `Replicas` is asked:
 - A leader that was just elected does not tell "latest" until its high watermark is not below one
   that was told before.
 - DeleteRecords is answered when all replicas that live have deleted them.
-- Producer ids come in blocks from the metadata store.
 
 Other brokers do not fetch by these requests; they have their own (`Replicas.answer`).
 """
@@ -42,7 +41,6 @@ from kdirect.broker.handlers_data import (
     failed_append,
 )
 from kdirect.broker.handlers_lookups import EARLIEST_LOCAL, Reader
-from kdirect.broker.member_topics import MemberTopics
 from kdirect.broker.picture import CATCH_UP_S, Picture
 from kdirect.broker.services import Replicas, Services
 from kdirect.errors import (
@@ -74,12 +72,9 @@ class ReplicatedDataHandlers(DataHandlers):
     """See the module.  A member has one, used on its event loop; reading may be on a thread.
     `coming` is to be told of leaderships and of each picture of the cluster."""
 
-    def __init__(
-        self, services: Services, topics: MemberTopics, replicas: Replicas, picture: Picture
-    ) -> None:
+    def __init__(self, services: Services, replicas: Replicas, picture: Picture) -> None:
         super().__init__(services)
         self._picture = picture
-        self._member_topics = topics
         self._replicas = replicas
         self._membership: Any = services.membership
         self._node_id = services.cluster.node_id
@@ -344,11 +339,6 @@ class ReplicatedDataHandlers(DataHandlers):
             row.update(error_code=int(ErrorCode.REQUEST_TIMED_OUT), low_watermark=-1)
         except Exception as e:
             row.update(error_code=code_of(e), low_watermark=-1)
-
-    # -- producer ids ------------------------------------------------------------------------------
-
-    async def _next_producer_id(self) -> int:
-        return await self._member_topics.take_producer_id()
 
 
 def _done() -> asyncio.Future[None]:

@@ -191,7 +191,7 @@ class Member:
     def handlers(self, services: Services) -> tuple[Any, Any, TopicHandlers, PlacementHandlers]:
         """Those for configs, records, topics and placement."""
         configs = MemberConfigHandlers(services, self.picture)
-        data = ReplicatedDataHandlers(services, self.topics, self.replicas, self.picture)
+        data = ReplicatedDataHandlers(services, self.replicas, self.picture)
         self.metadata_appends = MetadataAppends(services)
         self._coming = data.coming
         self.replicas.on_lead.append(data.coming.led)  # after `_lead`, which lets appends be made

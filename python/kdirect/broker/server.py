@@ -30,6 +30,7 @@ from kdirect.broker.handlers_cluster import ClusterHandlers
 from kdirect.broker.handlers_configs import ConfigHandlers
 from kdirect.broker.handlers_data import DataHandlers
 from kdirect.broker.handlers_groups import GroupHandlers
+from kdirect.broker.handlers_producer_ids import ProducerIdHandlers
 from kdirect.broker.handlers_refused import RefusedHandlers
 from kdirect.broker.listeners import Listeners
 from kdirect.broker.offsets import OffsetStore
@@ -200,7 +201,8 @@ class BrokerServer:
         if member is None:
             configs = ConfigHandlers(services)
             self.data = DataHandlers(services)
-            rooms: list[Any] = []
+            take = partial(self.files.admin, self.topics.next_producer_id)
+            rooms: list[Any] = [ProducerIdHandlers(self.topics, take)]
             create_missing = None
         else:
             member.bind(
@@ -211,7 +213,8 @@ class BrokerServer:
             )
             self.flusher.on_flushed = member.flushed
             configs, self.data, topics, placement = member.handlers(services)
-            rooms = [topics, placement]  # after those of a broker that is alone
+            ids = ProducerIdHandlers(member.topics, member.topics.take_producer_id)
+            rooms = [topics, placement, ids]
             create_missing = topics.create_missing
         self.cluster = ClusterHandlers(
             services,
