@@ -79,7 +79,7 @@ def test_answers_that_are_ready_at_once_do_not_bring_as_many_requests(
     loop = server._loop
     assert loop is not None
     gate: asyncio.Future[None] = loop.create_future()
-    plain = server.cluster.api_versions
+    plain = server.handlers.cluster.api_versions
 
     async def answer(*arguments: Any) -> Answer:
         await asyncio.shield(gate)
@@ -91,7 +91,7 @@ def test_answers_that_are_ready_at_once_do_not_bring_as_many_requests(
 
     client = raw()
     client.call(versions(), 3)
-    monkeypatch.setitem(server._handlers, p.API_VERSIONS, (take, False))
+    monkeypatch.setitem(server.handlers.by_key, p.API_VERSIONS, (take, False))
     loop.call_soon_threadsafe(rounds.start, loop)
     for _ in range(3 * AT_ONCE):
         client.send(versions(), 3)
@@ -111,7 +111,7 @@ def test_a_connection_whose_turn_fails_is_closed(
 ) -> None:  # fmt: skip
     """Nothing would ever be read of it again, nor answered; the others' turns go on."""
     server = broker.server
-    plain = server.cluster.api_versions
+    plain = server.handlers.cluster.api_versions
     turns = 0
 
     def answer(*arguments: Any) -> Answer:
@@ -123,7 +123,7 @@ def test_a_connection_whose_turn_fails_is_closed(
     client, other = raw(), raw()
     client.call(versions(), 3)
     other.call(versions(), 3)
-    monkeypatch.setitem(server._handlers, p.API_VERSIONS, (answer, False))
+    monkeypatch.setitem(server.handlers.by_key, p.API_VERSIONS, (answer, False))
     for _ in range(3):
         client.send(versions(), 3)
     assert client.receive().error_code == 0

@@ -1,11 +1,11 @@
-"""The broker's server: wiring, dispatch, periodic work, start and stop.
+"""The broker's server: wiring, connections, dispatch, start and stop.
 
 Owns: the one event loop's view of a broker.  It joins the rooms (log, topics, groups, access) and
-decides nothing itself: requests are answered by the ``handlers_*`` modules.
+decides nothing itself: requests are answered by the ``handlers_*`` modules, which
+`kdirect.broker.handler_rooms` knows; what is done again and again is `kdirect.broker.periodic`.
 
 Threads: the event loop answers requests.  It does no file work, faults no cold memory in and waits
-for no lock whose holder does: all of that runs on the threads of `files` and `flusher`.  Periodic
-work is coarse: an idle broker does nothing but look at the log once in a while.
+for no lock whose holder does: all of that runs on the threads of `files` and `flusher`.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from kdirect.broker.answers import Answer, encoded, later, respond
+from kdirect.broker.answers import Answer
 from kdirect.broker.appends import Appends
 from kdirect.broker.closing import Ending
 from kdirect.broker.cluster_view import ClusterLayout, ClusterView
@@ -26,23 +26,17 @@ from kdirect.broker.config import BrokerConfig, Listener, format_address
 from kdirect.broker.connection import Connection, ConnectionContext, Turns
 from kdirect.broker.files import FileThreads, make_room_for_descriptors
 from kdirect.broker.flusher import Flusher
-from kdirect.broker.handlers_cluster import ClusterHandlers
-from kdirect.broker.handlers_configs import ConfigHandlers
-from kdirect.broker.handlers_data import DataHandlers
-from kdirect.broker.handlers_groups import GroupHandlers
-from kdirect.broker.handlers_producer_ids import ProducerIdHandlers
-from kdirect.broker.handlers_refused import RefusedHandlers
+from kdirect.broker.handler_rooms import HandlerRooms
 from kdirect.broker.listeners import Listeners
 from kdirect.broker.offsets import OffsetStore
+from kdirect.broker.periodic import PeriodicWork
 from kdirect.broker.request_memory import RequestMemory
 from kdirect.broker.scheduler import soon
 from kdirect.broker.services import Counters, Services
-from kdirect.broker.topics import INTERNAL_TOPICS, Registry, Topic
+from kdirect.broker.topics import Registry, Topic
 from kdirect.broker.waiters import Waiters
 from kdirect.errors import BrokerUnavailableError, ConfigError, KdirectError, ProtocolError
-from kdirect.format import layout
 from kdirect.format import protocol as p
-from kdirect.format.error_codes import ErrorCode
 from kdirect.log.config import LogConfig
 from kdirect.log.manager import LogManager
 from kdirect.log.partition import Partition
@@ -52,7 +46,6 @@ from kdirect.wire.environment import SYSTEM, Environment
 log = logging.getLogger("kdirect.broker")
 
 STOP_GRACE_SECONDS = 5.0
-IDLE_BACKOFF = 10
 
 
 class BrokerServer:
@@ -109,14 +102,14 @@ class BrokerServer:
             environment.monotonic,
         )
         self._context = self._connection_context()
-        self._open_handlers()
+        self.handlers = self._open_handlers()
+        self.groups = self.handlers.groups
         self._connections: set[Connection] = set()
         self._servers: list[asyncio.Server] = []
-        self._timers: dict[str, asyncio.TimerHandle] = {}
         self._background: set[asyncio.Task[None]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._flush_backoff = 1
         self._stopping = False
+        self._periodic = PeriodicWork(config, environment, self.logs, self.files, self.topics)
         self._all_gone = asyncio.Event()
 
     def _as_member(self, layout: ClusterLayout | None) -> Any:
@@ -191,53 +184,24 @@ class BrokerServer:
             max_in_flight=self.config["queued.max.requests"],
         )
 
-    def _open_handlers(self) -> None:
-        """Build what answers requests, and the table that `dispatch` looks into."""
-        member = self.member
+    def _open_handlers(self) -> HandlerRooms:
+        """Build what answers requests."""
         services = self._services()
-        self.groups = GroupHandlers(services)
-        # By API key: the handler, and whether it holds up later requests while it waits.
-        self._handlers: dict[int, tuple[Callable[..., Answer], bool]] = {}
-        if member is None:
-            configs = ConfigHandlers(services)
-            self.data = DataHandlers(services)
-            take = partial(self.files.admin, self.topics.next_producer_id)
-            rooms: list[Any] = [ProducerIdHandlers(self.topics, take)]
-            create_missing = None
-        else:
-            member.bind(
+        if self.member is not None:
+            self.member.bind(
                 appends=self.appends,
                 waiters=self.waiters,
                 access=self.access,
                 remove=self._end_access,
             )
-            self.flusher.on_flushed = member.flushed
-            configs, self.data, topics, placement = member.handlers(services)
-            ids = ProducerIdHandlers(member.topics, member.topics.take_producer_id)
-            rooms = [topics, placement, ids]
-            create_missing = topics.create_missing
-        self.cluster = ClusterHandlers(
+            self.flusher.on_flushed = self.member.flushed
+        return HandlerRooms(
             services,
-            apis=self.apis,
-            config_rows=configs.topic_rows,
+            member=self.member,
+            access=self.access,
+            remote=self.remote,
             delete_topic=self.delete_topic,
-            create_missing=create_missing,
         )
-        rooms = [self.data, self.cluster, configs, self.groups, RefusedHandlers(services), *rooms]
-        for handlers in rooms:
-            for name, function, blocking in handlers.table():
-                self._handlers[p.API_NAMES[name].key] = (function, blocking)
-        if member is not None:
-            for key, function, blocking in member.table():
-                self._handlers[key] = (function, blocking)
-            if self.remote is not None:
-                member.add_remote_storage(self.remote, lambda key: self._handlers[key][0])
-                topics.before_deletion = self.remote.mark_deleted
-        if self.access is not None:
-            for key in p.ACCESS_API_KEYS:
-                # These hold up nothing: a producer that waits for access may wait for another
-                # answer on the same connection.
-                self._handlers[key] = (self._handle_access, False)
 
     def _services(self) -> Services:
         """What handlers work with."""
@@ -301,12 +265,7 @@ class BrokerServer:
         except BaseException:
             await self._end_start()
             raise
-        self._every("log.retention.check.interval.ms", self._apply_retention)
-        self._every("log.flush.scheduler.interval.ms", self._flush_due)
-        self._every("log.flush.offset.checkpoint.interval.ms", self._checkpoint)
-        self._every("offsets.retention.check.interval.ms", self._expire_offsets)
-        if self.config["connections.max.idle.ms"] > 0:
-            self._every("connections.max.idle.ms", self._close_idle)
+        self._periodic.start(loop, self.groups.expire_offsets, self._close_idle)
 
     async def _end_start(self) -> None:
         """The broker cannot start: close what was opened.  Errors are logged."""
@@ -359,8 +318,7 @@ class BrokerServer:
             await ending.wait(self.member.leave_in_order())
         for server in self._servers:
             ending.step(server.close)
-        for timer in self._timers.values():
-            timer.cancel()
+        self._periodic.stop()
         ending.step(self.waiters.close)
         ending.step(self.groups.close)
         if self.member is not None:
@@ -370,8 +328,9 @@ class BrokerServer:
         await ending.wait(self._end_connections())
         if self.member is not None:
             await ending.wait(self.member.leave())
-        if self._background:  # a directory that fails is let go, say
-            await asyncio.wait(list(self._background), timeout=STOP_GRACE_SECONDS)
+        under_way = [*self._background, *self._periodic.tasks]
+        if under_way:  # a directory that fails is let go, say
+            await asyncio.wait(under_way, timeout=STOP_GRACE_SECONDS)
         await self.files.settled(STOP_GRACE_SECONDS)
         if self.access is not None:
             await ending.wait(_on_a_thread(self.access.stop))
@@ -413,16 +372,25 @@ class BrokerServer:
         if self.member is not None:
             self.member.connection_lost(connection)
 
+    async def _close_idle(self) -> None:
+        """Clients that hold RDMA access are silent because they need no broker: they stay."""
+        idle_seconds = self.config["connections.max.idle.ms"] / 1000
+        limit = self.environment.monotonic() - idle_seconds
+        for connection in list(self._connections):
+            if (
+                connection.last_active < limit
+                and not connection.used_access
+                and not connection.unanswered
+            ):
+                log.debug("closing idle connection from %s", connection.peer)
+                connection.close("")
+
     @property
     def bootstrap_servers(self) -> str:
         """``host:port`` of every listener, separated by commas."""
         return self.listeners.bootstrap_servers
 
     # -- requests ----------------------------------------------------------------------------------
-
-    def apis(self) -> list[p.Api]:
-        """What is advertised."""
-        return [p.APIS[key] for key in self._handlers if key not in p.BROKER_API_KEYS]
 
     def dispatch(self, connection: Connection, frame: memoryview) -> Answer:
         """Execute one request.
@@ -434,7 +402,7 @@ class BrokerServer:
         header = p.parse_request_header(frame)
         connection.client_id = header.client_id
         api = header.api
-        found = self._handlers.get(header.api_key)
+        found = self.handlers.by_key.get(header.api_key)
         if api is None or found is None:
             raise ProtocolError(f"API key {header.api_key} is not one that this broker serves")
         self.counters.requests[api.name] += 1
@@ -445,7 +413,7 @@ class BrokerServer:
                     f"{api.name} version {version} is not one that this broker serves"
                     f" ({api.low} to {api.high})"
                 )
-            answer = Answer([self.cluster.unsupported_version()])
+            answer = Answer([self.handlers.cluster.unsupported_version()])
             answer.header = p.response_header(api, 0, header.correlation_id)
             return answer
         request = p.decode_request(header, frame)
@@ -463,22 +431,6 @@ class BrokerServer:
         answer.header = p.response_header(api, version, header.correlation_id)
         answer.blocking = blocking
         return answer
-
-    def _handle_access(
-        self, connection: Connection, header: p.RequestHeader, request: Any
-    ) -> Answer:
-        if header.api_key == layout.API_GET_PRODUCE_ACCESS and request.topic in INTERNAL_TOPICS:
-            return respond(
-                header,
-                p.GetProduceAccessResponse,
-                error_code=ErrorCode.INVALID_TOPIC_EXCEPTION,
-                error_message="the topic is the broker's own",
-            )
-        connection.used_access = True
-        answer = self.access.handle(connection, request)
-        if answer.awaited is not None:
-            return later(_encoded_later(header, answer.awaited))
-        return encoded(header, answer.response)
 
     async def delete_topic(self, topic: Topic) -> None:
         """End access to a topic, delete it, wake the fetches that wait for it, and forget what
@@ -574,71 +526,6 @@ class BrokerServer:
         assert self._loop is not None
         return self._loop.create_future()
 
-    # -- periodic work -----------------------------------------------------------------------------
-
-    def _every(self, option: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Run `work` again and again, `option` milliseconds after it last ended."""
-        assert self._loop is not None
-        if not self._stopping:
-            factor = self._flush_backoff if work == self._flush_due else 1
-            self._timers[option] = self._loop.call_later(
-                self.config[option] * factor / 1000, self._begin, option, work
-            )
-
-    def _begin(self, option: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        task = asyncio.ensure_future(work())
-        self._background.add(task)
-        task.add_done_callback(lambda t: self._ended(t, option, work))
-
-    def _ended(
-        self, task: asyncio.Task[None], option: str, work: Callable[[], Coroutine[Any, Any, None]]
-    ) -> None:
-        self._background.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            log.error("periodic work of %s failed", option, exc_info=task.exception())
-        self._every(option, work)
-
-    async def _maintain(self, work: Callable[..., Any], *arguments: Any) -> Any:
-        if self._stopping:
-            return None
-        return await self.files.upkeep(work, *arguments)
-
-    async def _apply_retention(self) -> None:
-        await self._maintain(self.logs.apply_retention, self.environment.time_ms())
-
-    async def _flush_due(self) -> None:
-        flushed = await self._maintain(self.logs.flush_due, self.environment.time_ms())
-        names = {
-            "flush.ms",
-            "flush.messages",
-            "log.flush.interval.ms",
-            "log.flush.interval.messages",
-        }
-        timed = bool(names & self.config.given) or any(
-            names & t.configs.keys() for t in self.topics
-        )
-        # Without a promised time, an idle log is looked at less often.
-        self._flush_backoff = 1 if flushed or timed else IDLE_BACKOFF
-
-    async def _checkpoint(self) -> None:
-        await self._maintain(self.logs.checkpoint)
-
-    async def _expire_offsets(self) -> None:
-        await self.groups.expire_offsets()
-
-    async def _close_idle(self) -> None:
-        """Clients that hold RDMA access are silent because they need no broker: they stay."""
-        idle_seconds = self.config["connections.max.idle.ms"] / 1000
-        limit = self.environment.monotonic() - idle_seconds
-        for connection in list(self._connections):
-            if (
-                connection.last_active < limit
-                and not connection.used_access
-                and not connection.unanswered
-            ):
-                log.debug("closing idle connection from %s", connection.peer)
-                connection.close("")
-
     # -- looking -----------------------------------------------------------------------------------
 
     def statistics(self) -> dict[str, Any]:
@@ -674,10 +561,6 @@ class BrokerServer:
 
 def _watch_nothing(tp: TopicPartition) -> None:
     """Without RDMA nobody commits but this event loop, which notifies the waiters itself."""
-
-
-async def _encoded_later(header: p.RequestHeader, response: Awaitable[Any]) -> Answer:
-    return encoded(header, await response)
 
 
 async def _on_a_thread(work: Callable[[], object]) -> None:

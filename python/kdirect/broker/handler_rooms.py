@@ -1,0 +1,102 @@
+"""The rooms of handlers of a broker, and which of them answers which request.
+
+Owns: the table by API key that `BrokerServer.dispatch` looks into, and so what the broker says that
+it speaks.  What a broker has not (a cluster, RDMA, tiered storage) has no handlers here, and
+nothing of it is loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
+
+from kdirect.broker.answers import Answer, encoded, later, respond
+from kdirect.broker.connection import Connection
+from kdirect.broker.handlers_cluster import ClusterHandlers
+from kdirect.broker.handlers_configs import ConfigHandlers
+from kdirect.broker.handlers_data import DataHandlers
+from kdirect.broker.handlers_groups import GroupHandlers
+from kdirect.broker.handlers_producer_ids import ProducerIdHandlers
+from kdirect.broker.handlers_refused import RefusedHandlers
+from kdirect.broker.services import Services
+from kdirect.broker.topics import INTERNAL_TOPICS, Topic
+from kdirect.format import layout
+from kdirect.format import protocol as p
+from kdirect.format.error_codes import ErrorCode
+
+
+class HandlerRooms:
+    """See the module.  `member`, `access` and `remote` are the broker's parts of these names, or
+    None.  `by_key`: by API key the handler, and whether it holds up later requests of its
+    connection while it waits."""
+
+    def __init__(
+        self,
+        services: Services,
+        *,
+        member: Any,
+        access: Any,
+        remote: Any,
+        delete_topic: Callable[[Topic], Awaitable[None]],
+    ) -> None:
+        self._access = access
+        self.groups = GroupHandlers(services)
+        self.by_key: dict[int, tuple[Callable[..., Answer], bool]] = {}
+        if member is None:
+            configs: Any = ConfigHandlers(services)
+            data: Any = DataHandlers(services)
+            take = partial(services.files.admin, services.topics.next_producer_id)
+            rooms: list[Any] = [ProducerIdHandlers(services.topics, take)]
+            create_missing = None
+        else:
+            configs, data, topics, placement = member.handlers(services)
+            ids = ProducerIdHandlers(member.topics, member.topics.take_producer_id)
+            rooms = [topics, placement, ids]
+            create_missing = topics.create_missing
+        self.cluster = ClusterHandlers(
+            services,
+            apis=self.apis,
+            config_rows=configs.topic_rows,
+            delete_topic=delete_topic,
+            create_missing=create_missing,
+        )
+        rooms = [data, self.cluster, configs, self.groups, RefusedHandlers(services), *rooms]
+        for handlers in rooms:
+            for name, function, blocking in handlers.table():
+                self.by_key[p.API_NAMES[name].key] = (function, blocking)
+        if member is not None:
+            for key, function, blocking in member.table():
+                self.by_key[key] = (function, blocking)
+            if remote is not None:
+                member.add_remote_storage(remote, lambda key: self.by_key[key][0])
+                topics.before_deletion = remote.mark_deleted
+        if access is not None:
+            for key in p.ACCESS_API_KEYS:
+                # These hold up nothing: a producer that waits for access may wait for another
+                # answer on the same connection.
+                self.by_key[key] = (self._handle_access, False)
+
+    def apis(self) -> list[p.Api]:
+        """What is advertised."""
+        return [p.APIS[key] for key in self.by_key if key not in p.BROKER_API_KEYS]
+
+    def _handle_access(
+        self, connection: Connection, header: p.RequestHeader, request: Any
+    ) -> Answer:
+        if header.api_key == layout.API_GET_PRODUCE_ACCESS and request.topic in INTERNAL_TOPICS:
+            return respond(
+                header,
+                p.GetProduceAccessResponse,
+                error_code=ErrorCode.INVALID_TOPIC_EXCEPTION,
+                error_message="the topic is the broker's own",
+            )
+        connection.used_access = True
+        answer = self._access.handle(connection, request)
+        if answer.awaited is not None:
+            return later(_encoded_later(header, answer.awaited))
+        return encoded(header, answer.response)
+
+
+async def _encoded_later(header: p.RequestHeader, response: Awaitable[Any]) -> Answer:
+    return encoded(header, await response)
