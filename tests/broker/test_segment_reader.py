@@ -19,6 +19,7 @@ from kdirect.errors import LogError, OffsetOutOfRangeError, ProtocolError, Refus
 from kdirect.log.config import LogConfig
 from kdirect.log.manager import LogManager
 from kdirect.log.partition import Partition
+from kdirect.log.segment_search import locate
 from kdirect.member.throttle import Pace
 from kdirect.model import TopicPartition
 from kdirect.rdma import open_device
@@ -171,7 +172,7 @@ def test_batches_longer_than_a_read(tmp_path: Path) -> None:
 def test_a_damaged_batch_is_not_taken(rig: Rig, at: str) -> None:
     rig.fill(100)
     segment = rig.leader.segments[0]
-    position = 100 if at == "first" else segment.locate(30)[0] + 100
+    position = 100 if at == "first" else locate(segment, 30)[0] + 100
     good = segment.path.read_bytes()
 
     def spoil(value: int) -> None:

@@ -33,6 +33,7 @@ from kdirect.log.growth import head_bytes
 from kdirect.log.manager import LogManager
 from kdirect.log.mapped import copy_bytes
 from kdirect.log.producers import ProducerEntry
+from kdirect.log.segment_search import position_for
 from kdirect.model import TopicPartition
 from tests.log.conftest import stamped
 
@@ -212,7 +213,7 @@ def test_descriptors_and_mappings_do_not_leak(open_partition, batch) -> None:
         p.roll()
     assert len(p.segments) > 100
     for segment in p.segments:
-        segment.position_for(segment.base_offset)
+        position_for(segment, segment.base_offset)
     offset = 0
     while buffers := p.read(offset, 5000):
         offset = list(iterate_batches(bytes(buffers[-1])))[-1].next_offset

@@ -20,6 +20,7 @@ from kdirect.log import recovery
 from kdirect.log.ack_gate import AckGate
 from kdirect.log.config import NEVER, LogConfig
 from kdirect.log.manager import LogManager
+from kdirect.log.segment_search import position_for
 from kdirect.model import LOG_APPEND_TIME, TopicPartition
 from tests.log.conftest import commit_at_tail
 
@@ -89,12 +90,12 @@ def test_segment_for_and_position_for(open_partition, batch) -> None:
     head = p.source_for(180).segment
     assert (
         head is p.head
-        and head.position_for(180) == head.size == p.kernel.end_position
+        and position_for(head, 180) == head.size == p.kernel.end_position
         and head.end_offset == 180
     )
     for segment, offset in ((p.segments[0], p.segments[0].end_offset + 1), (p.segments[1], 0)):
         with pytest.raises(OffsetOutOfRangeError):
-            segment.position_for(offset)
+            position_for(segment, offset)
     for offset in (-1, 181):
         with pytest.raises(OffsetOutOfRangeError):
             p.source_for(offset)

@@ -26,6 +26,7 @@ from kdirect.log.config import LogConfig
 from kdirect.log.kernel_producers import known_producers
 from kdirect.log.manager import LogManager
 from kdirect.log.partition import Partition
+from kdirect.log.segment_search import position_for
 from kdirect.model import TopicPartition
 from tests.log.conftest import commit_at_tail, stamped
 
@@ -90,7 +91,7 @@ class Crashing:
             self.acknowledged = p.recovery_point
             for segment in p.segments:
                 if segment.base_offset <= self.acknowledged:
-                    synced = segment.position_for(min(self.acknowledged, segment.end_offset))
+                    synced = position_for(segment, min(self.acknowledged, segment.end_offset))
                     content = segment.path.read_bytes()
                     self.durable[segment.path.name] = content[:synced].ljust(len(content), b"\0")
 
@@ -252,7 +253,7 @@ class Crashing:
             if p.log_start_offset <= offset < p.log_end_offset:
                 segment = p.source_for(offset).segment
                 assert segment.base_offset + 0 <= offset
-                position = segment.position_for(offset)
+                position = position_for(segment, offset)
                 segment.acquire()
                 head = ctypes.string_at(segment.address + position, 8)
                 segment.release()

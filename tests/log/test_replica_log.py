@@ -19,6 +19,7 @@ from kdirect.log.kernel_producers import known_producers
 from kdirect.log.manager import LogManager
 from kdirect.log.partition import Partition
 from kdirect.log.segment import Segment
+from kdirect.log.segment_search import locate
 from kdirect.model import TopicPartition
 from tests.log.conftest import make_batch, stamped
 from tests.log.test_truncation import contents
@@ -185,7 +186,7 @@ def test_a_copy_whose_index_is_full_goes_on_in_its_segment(tmp_path: Path) -> No
         copy(leader, follower)
         assert bases(follower) == bases(leader) == [0]
         assert follower.kernel.index_entries()[0] == 6 < leader.kernel.index_entries()[0]
-        assert [follower.segments[0].locate(n)[1] for n in range(200)] == list(range(200))
+        assert [locate(follower.segments[0], n)[1] for n in range(200)] == list(range(200))
     with contextlib.ExitStack() as stack:
         manager = stack.enter_context(LogManager([tmp_path / "1"], ours, replicated=True))
         follower = manager.partitions[TP]

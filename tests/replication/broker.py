@@ -23,6 +23,7 @@ from kdirect.broker.worker import ProduceWorker
 from kdirect.format import layout
 from kdirect.log.config import LogConfig
 from kdirect.log.manager import LOCK_FILE, LogManager
+from kdirect.log.segment_search import locate
 from kdirect.model import TopicPartition
 from kdirect.rdma.contract import Access, Memory, State
 from kdirect.rdma.sim import SimNetwork
@@ -129,7 +130,7 @@ class Broker:
     def _damage(self, directory: Path, kept: int, chance: random.Random) -> None:
         segments = self.partition.segments
         number = max(i for i, s in enumerate(segments) if s.base_offset <= kept)
-        position, _ = segments[number].locate(kept)
+        position, _ = locate(segments[number], kept)
         path = directory / segments[number].path.name
         data = bytearray(path.read_bytes())
         end = len(data) if chance.random() < 0.5 else min(len(data), position + 40)
@@ -237,7 +238,7 @@ class Broker:
             key=lambda s: s.base_offset,
         )
         at_end = end == segment.end_offset
-        position = segment.size if at_end else segment.locate(end)[0]
+        position = segment.size if at_end else locate(segment, end)[0]
         self.worker.confirm(self.pushed.pushing, follower, end, position, segment.base_offset)
 
     def unlink(self, follower: int) -> None:

@@ -23,6 +23,7 @@ from kdirect.broker.push import PushRing, PushState
 from kdirect.broker.push_links import LinkToFollower
 from kdirect.broker.pushed_partition import PushedPartition
 from kdirect.errors import KdirectError, LogError, NotLeaderError
+from kdirect.log.segment_search import locate
 from kdirect.member.directory_work import awaited
 from kdirect.member.push import Confirmation, PushableLeader
 from kdirect.member.showing import SHOWN
@@ -113,7 +114,7 @@ class LedLog:
         if end == view.log_end_offset:
             self._confirm_at(broker, end, view.end_position, view.segment_base_offset)
         elif head.base_offset <= end < view.log_end_offset:
-            position, offset = head.locate(end)
+            position, offset = locate(head, end)
             self._confirm_at(broker, offset, position, head.base_offset)
         else:
             work = partial(self._locate, end)
@@ -208,7 +209,7 @@ class LedLog:
         """On a thread."""
         partition = self.partition
         found = [s for s in partition.segments if s.base_offset == grant.segment_base_offset]
-        if not found or found[0].locate(grant.offset) != (grant.position, grant.offset):
+        if not found or locate(found[0], grant.offset) != (grant.position, grant.offset):
             raise LogError(
                 f"{partition.topic_partition}: the follower's log ends at offset {grant.offset},"
                 f" position {grant.position} of segment {grant.segment_base_offset}, and here no"

@@ -34,6 +34,7 @@ from kdirect.log.kernel import UNKNOWN_EPOCH
 from kdirect.log.mapped import Chain, whole_batches
 from kdirect.log.partition import Partition
 from kdirect.log.segment import Segment
+from kdirect.log.segment_search import corrupt
 from kdirect.member.throttle import Pace
 from kdirect.rdma.contract import STATUS_NAMES, Access, Memory
 
@@ -164,7 +165,7 @@ class Transfer:
                 walk = whole_batches(segment.address, start, stop, size, known)
             if walk.position == start:
                 if walk.fault:
-                    raise segment.corrupt(walk)
+                    raise corrupt(segment, walk)
                 break
             error = self._commit_run(segment, start, walk.position - start)
             if error:

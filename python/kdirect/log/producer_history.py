@@ -19,6 +19,7 @@ from kdirect.log.kernel_producers import known_producers, set_producers
 from kdirect.log.mapped import restore_producers
 from kdirect.log.producers import ProducerEntry
 from kdirect.log.segment import Segment
+from kdirect.log.segment_search import chain, corrupt, last_indexed, locate, position_for
 
 log = logging.getLogger("kdirect.log")
 
@@ -81,7 +82,7 @@ def _add_batches(kernel: CommitKernel, segments: Sequence[Segment], offset: int,
             continue
         segment.acquire()
         try:
-            start, expected = segment.locate(max(offset, segment.base_offset))
+            start, expected = locate(segment, max(offset, segment.base_offset))
             walk = restore_producers(
                 kernel,
                 segment.address,
@@ -89,10 +90,10 @@ def _add_batches(kernel: CommitKernel, segments: Sequence[Segment], offset: int,
                 size,
                 offset,
                 now,
-                segment.chain(expected, segment_end),
+                chain(segment, expected, segment_end),
             )
             if walk.fault:
-                raise segment.corrupt(walk)
+                raise corrupt(segment, walk)
         except CorruptLogError as e:  # what can be read stays readable
             log.error(
                 "the producers of batches from there on are not known, and what they repeat is not"
@@ -115,11 +116,11 @@ def _with_history(
     seen = CommitKernel()
     segment.acquire()
     try:
-        stop = segment.position_for(offset)
-        start, known = segment.last_indexed(max(0, stop - PRODUCER_HISTORY_BYTES))
+        stop = position_for(segment, offset)
+        start, known = last_indexed(segment, max(0, stop - PRODUCER_HISTORY_BYTES))
         walk = restore_producers(seen, segment.address, start, stop, 0, 0, known)
         if walk.fault:
-            raise segment.corrupt(walk)
+            raise corrupt(segment, walk)
     except CorruptLogError as e:
         log.error("only the last batch of each producer is known: %s", e)
         return entries

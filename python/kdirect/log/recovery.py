@@ -51,6 +51,7 @@ from kdirect.log.partition import Partition
 from kdirect.log.producer_history import load_producers
 from kdirect.log.scan import ScannedSegment, scan_segment
 from kdirect.log.segment import LOG_SUFFIX, SUFFIXES, TEMPORARY_SUFFIX, Segment, file_name
+from kdirect.log.segment_search import last_indexed
 from kdirect.model import TopicPartition
 
 log = logging.getLogger("kdirect.log")
@@ -323,7 +324,7 @@ def _end_of(segment: Segment, length: int) -> Walk:
     on."""
     segment.acquire()
     try:
-        start, known = segment.last_indexed(length)
+        start, known = last_indexed(segment, length)
         walk = last_batch(segment.address, start, length, known)
         if start and walk.position == start:  # no batch there: the index may be wrong
             walk = last_batch(

@@ -48,6 +48,7 @@ from kdirect.log.producer_history import load_producers
 from kdirect.log.producers import ProducerEntry
 from kdirect.log.retention import count_below
 from kdirect.log.segment import Segment
+from kdirect.log.segment_search import locate
 from kdirect.log.tiering import Tiering
 from kdirect.log.truncation import CutSegment
 
@@ -562,7 +563,7 @@ class Rolling(Tiering):
         was_head = old.is_head
         thaw = self.kernel.freeze()
         try:
-            position, end_offset = self._segments[at].locate(offset)
+            position, end_offset = locate(self._segments[at], offset)
             cut = CutSegment(self._segments[at], position, end_offset, self.head_config)
             self._cut(at, cut, position, end_offset)
         except BaseException:

@@ -20,7 +20,8 @@ Locks: a segment's lock guards its fields and is held for moments only, because 
 an event loop.  Files are lengthened, shortened and unmapped without it, by a thread that holds the
 partition's roll lock, or by the one that gave back the last reference.
 
-Positions are bytes from the start of the file; a batch lies in [position, position + size).
+Positions are bytes from the start of the file; a batch lies in [position, position + size).  Where
+batches lie is looked up by `kdirect.log.segment_search`.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ import os
 import threading
 from pathlib import Path
 
-from kdirect.errors import ClosedError, CorruptLogError, LogError, OffsetOutOfRangeError
+from kdirect.errors import ClosedError, LogError
 from kdirect.huge_pages import allocate_huge
 from kdirect.log.checkpoint import sync_data
 from kdirect.log.config import PAGE_BYTES, whole_pages
@@ -38,15 +39,7 @@ from kdirect.log.growth import HUGE_BYTES, LEAST_GIVEN_BACK, HeadBytes
 from kdirect.log.idle import Detached, IdleMappings
 from kdirect.log.index import OffsetIndex, TimeIndex
 from kdirect.log.kernel import CommitKernel
-from kdirect.log.mapped import (
-    Chain,
-    Mapping,
-    Walk,
-    find_batch,
-    find_timestamp,
-    is_resident,
-    punch_hole,
-)
+from kdirect.log.mapped import Mapping, punch_hole
 
 log = logging.getLogger("kdirect.log")
 
@@ -54,9 +47,6 @@ LOG_SUFFIX = ".log"
 SUFFIXES = (LOG_SUFFIX, OffsetIndex.suffix, TimeIndex.suffix)
 TEMPORARY_SUFFIX = ".tmp"
 IDLE_MAPPINGS = 32
-NO_END = (1 << 63) - 1
-# Read at most to find a batch from its index entry on, unless batches are larger.
-SEARCH_BYTES = 64 << 10
 
 
 def file_name(base_offset: int, suffix: str) -> str:
@@ -117,7 +107,7 @@ class Segment:
         self._lock = threading.RLock()
         self._superseded = False
         self._closed = False
-        self._index_told = False  # that the index is wrong has been logged
+        self.index_told = False  # that the index is wrong has been logged (`segment_search`)
         self._pid = os.getpid()
 
     @classmethod
@@ -277,16 +267,6 @@ class Segment:
         if first:
             _idle.discard(self)
         return True
-
-    def is_resident(self, offset: int, length: int, stop: int) -> bool:
-        """Are the pages in memory that are touched when `length` bytes are read from `offset` on,
-        with what is looked at to find it?  `stop` is where the records end.  The caller has
-        acquired the segment."""
-        index, entries = self.offset_index, self._open_entries()[0]
-        if not is_resident(index.address, entries * index.entry_bytes):
-            return False
-        start = min(index.lookup(max(0, offset - self.base_offset), entries)[0], stop)
-        return bool(is_resident(self.address + start, min(length + SEARCH_BYTES, stop - start)))
 
     def release(self) -> None:
         """Give back one `acquire`.  The last one trims a sealed file and closes a deleted one."""
@@ -527,7 +507,7 @@ class Segment:
             self._superseded = True
         self.close()
 
-    # -- search ------------------------------------------------------------------------------------
+    # -- indexes -----------------------------------------------------------------------------------
 
     def _entries(self) -> tuple[int, int]:
         kernel = self._kernel
@@ -537,131 +517,12 @@ class Segment:
         self.time_index.open()
         return self.offset_index.entries, self.time_index.entries
 
-    def _open_entries(self) -> tuple[int, int]:
-        """`_entries` of a segment that the caller has acquired.  The indexes stay mapped as long,
-        so they are looked up without the lock: a page of them may have to come from a disk."""
+    def index_entries(self) -> tuple[int, int]:
+        """How many entries its offset index and its time index have.  The caller has acquired the
+        segment.  The indexes stay mapped as long, so they are looked up without the lock: a page of
+        them may have to come from a disk."""
         with self._lock:
             return self._entries()
-
-    def position_for(self, offset: int) -> int:
-        """The position of `locate`."""
-        return self.locate(offset)[0]
-
-    def locate(self, offset: int) -> tuple[int, int]:
-        """(position, base offset) of the batch that holds `offset`, or of the next one where
-        compaction has removed it; the end of the records for `end_offset` itself, and where nothing
-        is left before it.  CorruptLogError when a batch on the way does not continue the log."""
-        if offset < self.base_offset:
-            raise OffsetOutOfRangeError(
-                f"offset {offset} lies before segment {self.path}",
-                hint="ask the partition for the segment",
-            )
-        self.acquire()
-        try:
-            size, end_offset = self.extent()
-            if offset >= end_offset:
-                if offset > end_offset:
-                    raise OffsetOutOfRangeError(
-                        f"offset {offset} lies after segment {self.path}, which ends before"
-                        f" {end_offset}",
-                        hint="ask the partition for the segment",
-                    )
-                return size, end_offset
-            start, known = self.indexed(offset, size, end_offset)
-            may_be_gone = self.sealed and self.dense_from > offset
-            found = find_batch(self.address, start, size, offset, known)
-            if start and (
-                found.fault
-                or (found.position == start and found.base_offset > offset)
-                or not (found.size or may_be_gone)
-            ):
-                self._say_index_is_wrong(start, offset)
-                found = find_batch(
-                    self.address, 0, size, offset, self.chain(self.base_offset, end_offset)
-                )
-            if found.size:
-                return found.position, found.base_offset
-            if not found.fault and may_be_gone:
-                return size, end_offset  # compaction has removed the tail
-            raise self.corrupt(found, f"; offset {offset} was not found")
-        finally:
-            self.release()
-
-    def chain(self, next_offset: int, end_offset: int | None = None) -> Chain:
-        """What is known of the batches from the one on that begins with `next_offset`."""
-        end = self.end_offset if end_offset is None else end_offset
-        return Chain(next_offset, self.dense_from, end)
-
-    def indexed(self, offset: int, size: int, end_offset: int) -> tuple[int, Chain]:
-        """Position of a batch at or before the one that holds `offset`, by the index, and what is
-        known of it."""
-        entries = self._open_entries()[0] if offset > self.base_offset else 0  # none is needed
-        start, last = self.offset_index.lookup(offset - self.base_offset, entries)
-        return self._indexed(start, last, size, end_offset)
-
-    def _indexed(self, start: int, last: int, size: int, end_offset: int) -> tuple[int, Chain]:
-        if not 0 < start < size:
-            return 0, self.chain(self.base_offset, end_offset)
-        return start, Chain(-1, self.dense_from, end_offset, self.base_offset + last)
-
-    def last_indexed(self, size: int) -> tuple[int, Chain]:
-        """Position of the last indexed batch below `size`, and what is known of it.  The end offset
-        is not used: it is looked for."""
-        self.offset_index.open()
-        start, last = self.offset_index.lookup_position(max(0, size - 1), self.offset_index.entries)
-        return self._indexed(start, last, size, NO_END)
-
-    def _say_index_is_wrong(self, start: int, offset: int) -> None:
-        if not self._index_told:
-            self._index_told = True
-            log.warning(
-                "%s points to position %d for offset %d, which is wrong, or the batch there is"
-                " damaged; reading the segment instead",
-                self.offset_index.path,
-                start,
-                offset,
-            )
-
-    def corrupt(self, walk: Walk, what: str = "") -> CorruptLogError:
-        """The error for a walk that ended at a batch that does not continue the log."""
-        fault = walk.fault or "is missing"
-        if walk.next_offset >= 0:
-            fault += f" (offset {walk.next_offset} comes next)"
-        return CorruptLogError(
-            f"{self.path}: the record batch at position {walk.position} of the segment that begins"
-            f" at offset {self.base_offset} {fault}{what}",
-            hint="restore the segment from a good copy, or read past it, from offset"
-            f" {self.end_offset} on",
-        )
-
-    def batch_for_timestamp(
-        self, timestamp_ms: int, from_offset: int, after: Walk | None = None
-    ) -> Walk:
-        """Walk to the first batch with a record of `timestamp_ms` or later at `from_offset` or
-        higher; with `after`, to the next one after that batch.  The caller has acquired the
-        segment.  CorruptLogError when a batch on the way is damaged."""
-        size, end_offset = self.extent()
-        if after is not None:
-            start, known = after.position + after.size, self.chain(after.next_offset, end_offset)
-        else:
-            relative = self.time_index.lookup(timestamp_ms, self._open_entries()[1])
-            start, known = self.indexed(
-                max(self.base_offset + relative, from_offset), size, end_offset
-            )
-        found = find_timestamp(self.address, start, size, timestamp_ms, from_offset, known)
-        if found.fault and start and after is None:
-            self._say_index_is_wrong(start, from_offset)
-            found = find_timestamp(
-                self.address,
-                0,
-                size,
-                timestamp_ms,
-                from_offset,
-                self.chain(self.base_offset, end_offset),
-            )
-        if found.fault:
-            raise self.corrupt(found)
-        return found  # type: ignore[no-any-return]
 
     # -- disk --------------------------------------------------------------------------------------
 

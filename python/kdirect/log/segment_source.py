@@ -20,6 +20,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 
 from kdirect.log.mapped import Chain, MappedBytes, whole_batches
 from kdirect.log.segment import Segment
+from kdirect.log.segment_search import corrupt, locate, search_is_resident
 
 Release: TypeAlias = Callable[[Segment], None]
 
@@ -101,7 +102,7 @@ class LocalSource:
         return self.segment.size
 
     def locate(self, offset: int) -> tuple[int, int]:
-        return self.segment.locate(offset)
+        return locate(self.segment, offset)
 
     def grant(self) -> FileExtent:
         segment = self.segment.acquire()
@@ -137,7 +138,7 @@ class LocalSource:
             size = walk.position - position
             if size == 0:
                 if walk.fault and at_least_one:
-                    raise segment.corrupt(walk)
+                    raise corrupt(segment, walk)
                 return None
             owned = False  # the buffer releases the segment
             return memoryview(MappedBytes(segment, segment.address + position, size, release))
@@ -148,7 +149,7 @@ class LocalSource:
     def hold_nowait(self, offset: int, length: int, stop: int, *, release: Release | None) -> bool:
         if not self.segment.acquire_nowait():
             return False
-        if self.segment.is_resident(offset, length, stop):
+        if search_is_resident(self.segment, offset, length, stop):
             return True
         self.end_hold(release)
         return False

@@ -19,6 +19,7 @@ from kdirect.format.batch import iterate_batches
 from kdirect.format.lookup import find_record
 from kdirect.log.mapped import Walk, copy_bytes
 from kdirect.log.segment import Segment
+from kdirect.log.segment_search import batch_for_timestamp
 from kdirect.log.views import KernelView
 
 
@@ -62,7 +63,7 @@ def first_at(
             continue
         try:
             batch: Walk | None = None
-            while (batch := segment.batch_for_timestamp(timestamp_ms, start, batch)).size:
+            while (batch := batch_for_timestamp(segment, timestamp_ms, start, batch)).size:
                 at, size, base_offset, _, _ = batch
                 if base_offset >= view.high_watermark:
                     return None
