@@ -15,7 +15,9 @@ from kdirect.broker.answers import Answer, encoded, later, respond
 from kdirect.broker.connection import Connection
 from kdirect.broker.handlers_cluster import ClusterHandlers
 from kdirect.broker.handlers_configs import ConfigHandlers
+from kdirect.broker.handlers_coordinators import CoordinatorHandlers
 from kdirect.broker.handlers_data import DataHandlers
+from kdirect.broker.handlers_group_admin import GroupAdminHandlers
 from kdirect.broker.handlers_groups import GroupHandlers
 from kdirect.broker.handlers_producer_ids import ProducerIdHandlers
 from kdirect.broker.handlers_refused import RefusedHandlers
@@ -61,7 +63,12 @@ class HandlerRooms:
             delete_topic=delete_topic,
             create_missing=create_missing,
         )
-        rooms = [data, self.cluster, configs, self.groups, RefusedHandlers(services), *rooms]
+        groups = [
+            self.groups,
+            GroupAdminHandlers(self.groups, services.offsets),
+            CoordinatorHandlers(services, self.groups.partitions),
+        ]
+        rooms = [data, self.cluster, configs, *groups, RefusedHandlers(services), *rooms]
         for handlers in rooms:
             for name, function, blocking in handlers.table():
                 self.by_key[p.API_NAMES[name].key] = (function, blocking)

@@ -1,10 +1,12 @@
-"""Requests about consumer groups: membership and administration; and the life of groups.
+"""Requests about membership in consumer groups, and the life of groups.
 
 Turns requests into events of the group coordinator and carries out its effects; what groups commit
-is the business of `kdirect.broker.handlers_offsets`.  Joining and syncing may wait for other
-members: such a request is answered through a future, which is the coordinator's token for it.  A
-group that another broker coordinates is answered with NOT_COORDINATOR, upon which clients look for
-its coordinator again: `kdirect.broker.group_partitions` knows which groups are this broker's.
+is the business of `kdirect.broker.handlers_offsets`, lists and descriptions of groups that of
+`handlers_group_admin`, and who coordinates what that of `handlers_coordinators`.  Joining and
+syncing may wait for other members: such a request is answered through a future, which is the
+coordinator's token for it.  A group that another broker coordinates is answered with
+NOT_COORDINATOR, upon which clients look for its coordinator again; which groups are this broker's,
+`kdirect.broker.group_partitions` knows.
 """
 
 from __future__ import annotations
@@ -16,16 +18,12 @@ from functools import partial
 from typing import Any
 
 from kdirect.broker.answers import Answer, later, respond
-from kdirect.broker.cluster_view import Node
 from kdirect.broker.connection import Connection
 from kdirect.broker.failures import explain
 from kdirect.broker.group_partitions import GroupPartitions
 from kdirect.broker.group_state import (
-    COMPLETING,
-    DEAD,
     EMPTY,
     FOREVER,
-    PREPARING,
     STABLE,
     Group,
     JoinResult,
@@ -44,9 +42,6 @@ from kdirect.format.error_codes import ErrorCode
 from kdirect.format.group_records import GroupRecord, MemberRecord
 
 log = logging.getLogger("kdirect.broker.groups")
-
-GROUP_KEY = 0
-TRANSACTION_KEY = 1
 
 
 class GroupHandlers:
@@ -106,6 +101,16 @@ class GroupHandlers:
             services.membership.subscribe(partitions.follow)
         return partitions
 
+    async def _create_topic(self) -> Any:
+        config = self._services.config
+        topics: Any = self._services.topics  # of a member
+        return await topics.create_everywhere(
+            OFFSETS_TOPIC,
+            config["offsets.topic.num.partitions"],
+            config["offsets.topic.replication.factor"],
+            self._offsets.topic_configs,
+        )
+
     def restore(self, loaded: Iterable[LoadedGroup]) -> None:
         """Groups as they were when their coordinator stopped: members go on with their heartbeats,
         or their sessions end."""
@@ -160,7 +165,7 @@ class GroupHandlers:
 
     def find(self, group: str) -> Group | None:
         """A group as it is at this moment."""
-        self._expire_due()
+        self.expire_due()
         return self.coordinator.groups.get(group)
 
     def may_commit(
@@ -265,7 +270,7 @@ class GroupHandlers:
             for group_id in list(self.coordinator.groups):
                 self._arm(group_id)
 
-    def _expire_due(self) -> None:
+    def expire_due(self) -> None:
         """Before a group is judged: requests are read before timers fire, and a session that has
         ended is over whether or not its timer has had its turn."""
         self._run("", self.coordinator.expire(self._clock_ms()))
@@ -301,67 +306,6 @@ class GroupHandlers:
             ):
                 await store.forget_group(group.group_id)
                 self.coordinator.remove_empty(group)
-
-    # -- finding -----------------------------------------------------------------------------------
-
-    def find_coordinator(
-        self, connection: Connection, header: p.RequestHeader, request: Any
-    ) -> Answer:
-        own = self._services.listeners.address_for(connection.listener, connection.local[0])
-        keys = request.coordinator_keys if header.api_version >= 4 else [request.key]
-        listener = self._services.config.listeners[connection.listener].name
-        rows = [self._coordinator_row(request.key_type, key, own, listener) for key in keys]
-        if header.api_version >= 4:
-            return respond(header, p.FindCoordinatorResponse, coordinators=rows)
-        row = rows[0]
-        del row["key"]
-        return respond(header, p.FindCoordinatorResponse, **row)
-
-    def _coordinator_row(
-        self, key_type: int, key: str, own: tuple[str, int], listener: str
-    ) -> dict[str, Any]:
-        """`own`: where the client reaches this broker, through the listener of that name."""
-        if key_type == GROUP_KEY:
-            node = self._coordinator_of(key, own, listener)
-            if node is None:
-                return _no_coordinator(
-                    key,
-                    ErrorCode.COORDINATOR_NOT_AVAILABLE,
-                    "no broker coordinates the group at present",
-                )
-            return {
-                "key": key,
-                "node_id": node.node_id,
-                "host": node.host,
-                "port": node.port,
-                "error_code": 0,
-                "error_message": None,
-            }
-        code = (
-            ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
-            if key_type == TRANSACTION_KEY
-            else ErrorCode.INVALID_REQUEST
-        )
-        why = "this broker coordinates consumer groups; transactions are not available"
-        return _no_coordinator(key, code, why)
-
-    def _coordinator_of(self, group: str, own: tuple[str, int], listener: str) -> Node | None:
-        """The broker that coordinates a group; None: there is none at present.  Where the topic of
-        committed offsets is missing, it is asked for."""
-        if self._services.replicas is not None and self.partitions.index_of(group) is None:
-            self.partitions.ask_for_topic()
-            return None
-        return self._cluster.node(self._cluster.coordinator_of(group), own, listener)
-
-    async def _create_topic(self) -> Any:
-        config = self._services.config
-        topics: Any = self._services.topics  # of a member
-        return await topics.create_everywhere(
-            OFFSETS_TOPIC,
-            config["offsets.topic.num.partitions"],
-            config["offsets.topic.replication.factor"],
-            self._offsets.topic_configs,
-        )
 
     # -- membership --------------------------------------------------------------------------------
 
@@ -486,120 +430,13 @@ class GroupHandlers:
             )
         return respond(header, p.LeaveGroupResponse, error_code=0, members=rows)
 
-    # -- administration ----------------------------------------------------------------------------
-
-    def list_groups(self, connection: Connection, header: p.RequestHeader, request: Any) -> Answer:
-        self._expire_due()
-        states = {s.lower() for s in request.states_filter} if header.api_version >= 4 else set()
-        types = {t.lower() for t in request.types_filter} if header.api_version >= 5 else set()
-        rows = []
-        for name in sorted({*self.coordinator.groups, *self._offsets.groups()}):
-            if self.refusal(name):  # another broker lists it
-                continue
-            group = self.coordinator.groups.get(name)
-            state = group.state if group is not None else EMPTY
-            kind = (group.protocol_type if group is not None else None) or ""
-            if (not states or state.lower() in states) and (not types or "classic" in types):
-                rows.append(
-                    {
-                        "group_id": name,
-                        "protocol_type": kind,
-                        "group_state": state,
-                        "group_type": "classic",
-                    }
-                )
-        code = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS if self.partitions.loading else 0
-        return respond(header, p.ListGroupsResponse, error_code=code, groups=rows)
-
-    def describe_groups(
-        self, connection: Connection, header: p.RequestHeader, request: Any
-    ) -> Answer:
-        self._expire_due()
-        return respond(
-            header,
-            p.DescribeGroupsResponse,
-            groups=[self._describe(g, header.api_version) for g in request.groups],
-        )
-
-    def _describe(self, name: str, version: int) -> dict[str, Any]:
-        group = self.coordinator.groups.get(name)
-        out: dict[str, Any] = {
-            "error_code": 0,
-            "error_message": None,
-            "group_id": name,
-            "group_state": DEAD,
-            "protocol_type": "",
-            "protocol_data": "",
-            "members": [],
-        }
-        if error := self.refusal(name):
-            out["error_code"] = error
-            return out
-        if group is None:
-            if name in self._offsets.groups():
-                out["group_state"] = EMPTY
-            elif version >= 6:
-                out.update(
-                    error_code=ErrorCode.GROUP_ID_NOT_FOUND,
-                    error_message=f"there is no group {name}",
-                )
-            return out
-        stable = group.state in (STABLE, COMPLETING)
-        out.update(
-            group_state=group.state,
-            protocol_type=group.protocol_type or "",
-            protocol_data=(group.protocol or "") if stable else "",
-        )
-        out["members"] = [
-            {
-                "member_id": m.member_id,
-                "group_instance_id": m.instance_id,
-                "client_id": m.client_id,
-                "client_host": m.client_host,
-                "member_metadata": m.metadata(group.protocol) if stable else b"",
-                "member_assignment": m.assignment if group.state == STABLE else b"",
-            }
-            for m in group.members.values()
-        ]
-        return out
-
-    def delete_groups(
-        self, connection: Connection, header: p.RequestHeader, request: Any
-    ) -> Answer:
-        return later(self._delete_groups(header, request))
-
-    async def _delete_groups(self, header: p.RequestHeader, request: Any) -> Answer:
-        self._expire_due()
-        rows = [{"group_id": g, "error_code": await self._delete(g)} for g in request.groups_names]
-        return respond(header, p.DeleteGroupsResponse, results=rows)
-
-    async def _delete(self, name: str) -> int:
-        if error := self.refusal(name):
-            return error
-        group = self.coordinator.groups.get(name)
-        if group is None and name not in self._offsets.groups():
-            return ErrorCode.GROUP_ID_NOT_FOUND
-        if group is not None and (group.members or group.state in (PREPARING, COMPLETING, STABLE)):
-            return ErrorCode.NON_EMPTY_GROUP
-        try:
-            await self._offsets.forget_group(name)
-        except KdirectError as e:
-            return self.refusal(name) or explain(e, f"deletion of group {name}")[0]
-        if group is not None:
-            self.coordinator.remove_empty(group)
-        return 0
-
     def table(self) -> Iterable[tuple[str, Any, bool]]:
         return (
-            ("FindCoordinator", self.find_coordinator, True),
             ("JoinGroup", self.join, True),
             ("SyncGroup", self.sync, True),
             ("Heartbeat", self.heartbeat, True),
             ("LeaveGroup", self.leave, True),
             *self._offset_requests.table(),
-            ("ListGroups", self.list_groups, True),
-            ("DescribeGroups", self.describe_groups, True),
-            ("DeleteGroups", self.delete_groups, True),
         )
 
 
@@ -610,14 +447,3 @@ def _refused(effect: Effect, code: int) -> Effect:
     if isinstance(effect.result, SyncResult):
         return Reply(effect.token, SyncResult(code))
     return Reply(effect.token, JoinResult(code, member_id=effect.result.member_id))
-
-
-def _no_coordinator(key: str, code: int, why: str) -> dict[str, Any]:
-    return {
-        "key": key,
-        "node_id": -1,
-        "host": "",
-        "port": -1,
-        "error_code": code,
-        "error_message": why,
-    }
