@@ -1,9 +1,10 @@
-"""A consumer's membership in its group: joining, syncing, heartbeats and committed offsets (Kafka's
-classic group protocol).
+"""A consumer's membership in its group: joining, syncing and heartbeats (Kafka's classic group
+protocol).
 
-It owns the private connection to the group's coordinator, the member's id and generation, and the
-one thread that keeps the member alive while the consumer works.  The consumer owns what is read and
-the callbacks.  `assignors` decides which member reads what.
+It owns the member's id and generation, and the one thread that keeps the member alive while the
+consumer works.  The connection to the coordinator, and what is asked over it by members and others
+alike, is the `CoordinatorLink`'s.  The consumer owns what is read and the callbacks.  `assignors`
+decides which member reads what.
 
 Invariants:
 
@@ -37,6 +38,7 @@ from kdirect.client.assignors import (
     encode_assignment,
     encode_subscription,
 )
+from kdirect.client.coordinator_link import ELSEWHERE, CoordinatorLink
 from kdirect.errors import (
     BrokerError,
     ConfigError,
@@ -48,17 +50,14 @@ from kdirect.errors import (
 from kdirect.format import protocol as p
 from kdirect.format.error_codes import ErrorCode
 from kdirect.model import TopicPartition
-from kdirect.wire.attempt import Attempt
 from kdirect.wire.broker_errors import broker_error
 from kdirect.wire.cluster import Cluster
-from kdirect.wire.connection import Connection, Pending
+from kdirect.wire.connection import Pending
 
 log = logging.getLogger("kdirect.client")
 
-AT_HAND_S = 0.05  # for a coordinator that answers at once
 OUT, JOINING, SYNCING, STABLE = "out", "joining", "syncing", "stable"
 
-_ELSEWHERE = frozenset((ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_NOT_AVAILABLE))
 _NOT_YET = frozenset((ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ErrorCode.REBALANCE_IN_PROGRESS))
 _FENCED = frozenset((ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.ILLEGAL_GENERATION))
 _GONE = (
@@ -123,9 +122,8 @@ class Membership:
         self._owner = weakref.ref(owner)
         self._topics: frozenset[str] = frozenset()
         self._subscribed = False  # between `join` and `leave`
-        self._lock = threading.Lock()  # guards state, ids, flags and the connection, not requests
-        self._connection: Connection | None = None
-        self._search: Attempt[Connection] | None = None  # while the coordinator is looked for
+        self._lock = threading.Lock()  # guards state, ids and flags, not requests
+        self._link = CoordinatorLink(cluster, self.group_id)
         self._pending: Pending | None = None
         self._pending_until = 0.0
         self._not_before = 0.0
@@ -220,7 +218,7 @@ class Membership:
         self._pending_until = (
             self._environment.monotonic() + self._poll_interval_s + self._cluster.timeout_ms / 1000
         )
-        return self._to_coordinator().submit(message)
+        return self._link.connection().submit(message)
 
     def _joined(self, answer: Any) -> list[TopicPartition] | None:
         code = answer.error_code
@@ -280,7 +278,7 @@ class Membership:
         self._pending_until = (
             self._environment.monotonic() + self._poll_interval_s + self._cluster.timeout_ms / 1000
         )
-        return self._to_coordinator().submit(message)
+        return self._link.connection().submit(message)
 
     def _synced(self, answer: Any) -> list[TopicPartition] | None:
         if answer.error_code:
@@ -305,7 +303,7 @@ class Membership:
     def _refused(self, code: int, doing: str) -> None:
         if code in _FENCED:
             self._reset_member()
-        elif code in _ELSEWHERE:
+        elif code in ELSEWHERE:
             self._pause(ErrorCode(code).name, drop=True)
         elif code in _NOT_YET:
             self._pause(ErrorCode(code).name, drop=False)
@@ -332,51 +330,7 @@ class Membership:
         )
         self._not_before = self._environment.monotonic() + wait_ms / 1000
         if drop:
-            self._drop()
-
-    # -- the coordinator ---------------------------------------------------------------------------
-
-    def _to_coordinator(self) -> Connection:
-        """The private connection to the coordinator.  It is not shared, because a JoinGroup waits
-        for the other members, and requests on one connection are answered in order."""
-        with self._lock:
-            connection = self._connection
-            if connection is not None and not connection.closed:
-                return connection
-        fresh = self._cluster.lease_coordinator(self.group_id)
-        with self._lock:
-            if self._connection is None or self._connection.closed:
-                self._connection = fresh
-                return fresh
-            found = self._connection
-        fresh.close()
-        return found
-
-    def is_reached(self) -> bool:
-        """Is there a connection to the coordinator?  Where there is none it is looked for, and
-        nobody waits longer than a moment."""
-        with self._lock:
-            connection = self._connection
-        if connection is not None and not connection.closed:
-            return True
-        if self._search is None:
-            self._search = self._environment.spawn(self._to_coordinator)
-            self._search.wait(AT_HAND_S)
-        if not self._search.done:
-            return False
-        search, self._search = self._search, None
-        try:
-            return not search.result().closed
-        except KdirectError as e:
-            log.warning("group %s: its coordinator is looked for: %s", self.group_id, e)
-            return False
-
-    def _drop(self) -> None:
-        with self._lock:
-            connection, self._connection = self._connection, None
-        self._cluster.forget_coordinator(self.group_id)
-        if connection is not None:
-            connection.close()
+            self._link.drop()
 
     # -- offsets -----------------------------------------------------------------------------------
 
@@ -395,30 +349,9 @@ class Membership:
         if member and state != STABLE:
             code = ErrorCode.ILLEGAL_GENERATION if state == OUT else ErrorCode.REBALANCE_IN_PROGRESS
             raise broker_error(code, f"a commit for group {self.group_id!r}", hint=_GONE)
-        r = p.OffsetCommitRequest
-        topics: dict[str, list[Any]] = {}
-        for tp, offset in offsets.items():
-            topics.setdefault(tp.topic, []).append(
-                r.OffsetCommitRequestTopic.OffsetCommitRequestPartition(
-                    partition_index=tp.partition,
-                    committed_offset=offset,
-                    committed_leader_epoch=-1,
-                    committed_metadata=metadata,
-                )
-            )
-        return self._to_coordinator().submit(
-            r(
-                group_id=self.group_id,
-                generation_id_or_member_epoch=generation if member else -1,
-                member_id=member_id if member else "",
-                group_instance_id=self._instance_id if member else None,
-                retention_time_ms=-1,
-                topics=[
-                    r.OffsetCommitRequestTopic(name=name, partitions=partitions)
-                    for name, partitions in topics.items()
-                ],
-            )
-        )
+        if not member:
+            return self._link.send_commit(offsets, metadata, -1, "", None)
+        return self._link.send_commit(offsets, metadata, generation, member_id, self._instance_id)
 
     def check_commit(self, answer: Any) -> None:
         """Raise BrokerError if a commit's answer has an error; it is retriable if another attempt
@@ -428,8 +361,8 @@ class Membership:
                 code = partition.error_code
                 if not code:
                     continue
-                if code in _ELSEWHERE:
-                    self._drop()
+                if code in ELSEWHERE:
+                    self._link.drop()
                 if code in _FENCED or code == ErrorCode.FENCED_INSTANCE_ID:
                     self._fence(ErrorCode(code).name)
                 gone = code in _FENCED or code == ErrorCode.REBALANCE_IN_PROGRESS
@@ -445,7 +378,7 @@ class Membership:
     ) -> None:
         """Commit and wait.  After transient errors it is repeated for up to `timeout_ms` (default:
         request.timeout.ms).  Raises what `send_commit` and `check_commit` raise."""
-        self._patiently(
+        self._link.patiently(
             lambda left_ms: self.check_commit(self.send_commit(offsets).result(left_ms)), timeout_ms
         )
 
@@ -453,54 +386,12 @@ class Membership:
         self, tps: Iterable[TopicPartition], timeout_ms: float | None = None
     ) -> dict[TopicPartition, int | None]:
         """The offsets that the group has committed; None for a partition without one."""
-        wanted = list(tps)
-        r = p.OffsetFetchRequest
-        topics: dict[str, list[int]] = {}
-        for tp in wanted:
-            topics.setdefault(tp.topic, []).append(tp.partition)
+        return self._link.committed(tps, timeout_ms)
 
-        def ask(left_ms: float) -> dict[TopicPartition, int | None]:
-            items = [
-                r.OffsetFetchRequestTopic(name=name, partition_indexes=numbers)
-                for name, numbers in topics.items()
-            ]
-            answer = (
-                self._to_coordinator()
-                .submit(r(group_id=self.group_id, topics=items, require_stable=False))
-                .result(left_ms)
-            )
-            self._check_fetch(answer.error_code)
-            out: dict[TopicPartition, int | None] = dict.fromkeys(wanted)
-            for t in answer.topics:
-                for x in t.partitions:
-                    self._check_fetch(x.error_code)
-                    out[TopicPartition(t.name, x.partition_index)] = (
-                        x.committed_offset if x.committed_offset >= 0 else None
-                    )
-            return out
-
-        return self._patiently(ask, timeout_ms) if wanted else {}
-
-    def _check_fetch(self, code: int) -> None:
-        if code:
-            if code in _ELSEWHERE:
-                self._drop()
-            raise broker_error(code, f"committed offsets of group {self.group_id!r}")
-
-    def _patiently(self, use: Any, timeout_ms: float | None) -> Any:
-        backoff = self._cluster.backoff(
-            self._cluster.timeout_ms if timeout_ms is None else timeout_ms
-        )
-        while True:
-            try:
-                return use(backoff.remaining_ms())
-            except KdirectError as e:
-                if isinstance(e, BrokerError) and e.code == ErrorCode.REBALANCE_IN_PROGRESS:
-                    raise  # a rebalance ends only if the caller polls
-                if not isinstance(e, BrokerError) and e.retriable:
-                    self._drop()
-                if not e.retriable or not backoff.wait():
-                    raise
+    def is_reached(self) -> bool:
+        """Is there a connection to the coordinator?  Where there is none it is looked for, and
+        nobody waits longer than a moment."""
+        return self._link.is_reached()
 
     # -- staying -----------------------------------------------------------------------------------
 
@@ -545,7 +436,7 @@ class Membership:
             except KdirectError as e:
                 log.info("heartbeat of group %s: %s", self.group_id, e)
                 if not self._stop.is_set():
-                    self._drop()
+                    self._link.drop()
 
     def _give_up(self) -> None:
         log.warning(
@@ -567,7 +458,7 @@ class Membership:
             member_id=member_id,
             group_instance_id=self._instance_id,
         )
-        answer = self._to_coordinator().request(
+        answer = self._link.connection().request(
             message, min(self._cluster.timeout_ms, self._session_ms)
         )
         code = answer.error_code
@@ -581,8 +472,8 @@ class Membership:
         elif code in _FENCED or code == ErrorCode.FENCED_INSTANCE_ID:
             self._fence(ErrorCode(code).name)
             self._reset_member()
-        elif code in _ELSEWHERE:
-            self._drop()
+        elif code in ELSEWHERE:
+            self._link.drop()
 
     def _fence(self, why: str) -> None:
         with self._lock:
@@ -612,8 +503,8 @@ class Membership:
         try:
             # A request after a join that still waits would get no answer: take a new connection.
             if self._pending is not None:
-                self._drop()
-            self._to_coordinator().request(message, min(5000, self._cluster.timeout_ms))
+                self._link.drop()
+            self._link.connection().request(message, min(5000, self._cluster.timeout_ms))
         except KdirectError as e:
             log.info("leaving group %s: %s; its session will end by itself", self.group_id, e)
 
@@ -639,7 +530,4 @@ class Membership:
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join(1.0)
-        with self._lock:
-            connection, self._connection = self._connection, None
-        if connection is not None:
-            self._cluster.give_back(connection)
+        self._link.give_back()
