@@ -1,7 +1,8 @@
 """Topics, their properties, offsets and groups: requests that change or describe the cluster.
 
-It owns the administrative messages, and groups many partitions into one request for each broker.
-No records pass here.
+It owns the messages about topics, properties and offsets, and groups many partitions into one
+request for each broker; those about brokers and replicas are `cluster_admin`'s, those about groups
+`group_admin`'s.  No records pass here.
 
 Invariants: after a transient error (a leader or coordinator that moved, a broker that restarts) a
 request is repeated for up to `request.timeout.ms`.  Any other error is raised at once and names the
@@ -16,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
-from kdirect.client import cluster_admin
+from kdirect.client import cluster_admin, group_admin
 from kdirect.client.admin_values import (
     BrokerInfo,
     ClusterInfo,
@@ -460,101 +461,18 @@ class Admin:
     ) -> None:
         """Commit offsets for a group.  An offset is that of the next record to read.  `metadata` is
         a text that is stored with each.  Raises BrokerError if the group has live members."""
-        if not offsets:
-            return
-        r = protocol.OffsetCommitRequest
-
-        def commit(connection: Connection) -> None:
-            response = connection.request(
-                r(
-                    group_id=group,
-                    generation_id_or_member_epoch=-1,
-                    member_id="",
-                    group_instance_id=None,
-                    retention_time_ms=-1,
-                    topics=[
-                        r.OffsetCommitRequestTopic(
-                            name=topic,
-                            partitions=[
-                                r.OffsetCommitRequestTopic.OffsetCommitRequestPartition(
-                                    partition_index=tp.partition,
-                                    committed_offset=offsets[tp],
-                                    committed_leader_epoch=-1,
-                                    committed_metadata=metadata,
-                                )
-                                for tp in tps
-                            ],
-                        )
-                        for topic, tps in by_topic(offsets).items()
-                    ],
-                )
-            )
-            for t in response.topics:
-                for p in t.partitions:
-                    self._check_group(
-                        p.error_code,
-                        group,
-                        f"committing offset of {t.name}-{p.partition_index} for group {group!r}",
-                    )
-
-        self._on_coordinator(group, commit)
+        group_admin.commit_offsets(self._cluster, group, offsets, metadata)
 
     def committed_offsets(
         self, group: str, tps: Iterable[TopicPartition] | None = None
     ) -> dict[TopicPartition, int | None]:
         """The offsets that a group has committed; None for a partition without one.  If `tps` is
         None, all partitions for which the group has an offset."""
-        r = protocol.OffsetFetchRequest
-        wanted = None if tps is None else list(tps)
-        if wanted == []:
-            return {}
-
-        def fetch(connection: Connection) -> dict[TopicPartition, int | None]:
-            topics = (
-                None
-                if wanted is None
-                else [
-                    r.OffsetFetchRequestTopic(
-                        name=topic, partition_indexes=[tp.partition for tp in group_tps]
-                    )
-                    for topic, group_tps in by_topic(wanted).items()
-                ]
-            )
-            response = connection.request(r(group_id=group, topics=topics, require_stable=False))
-            self._check_group(response.error_code, group, f"offsets of group {group!r}")
-            out: dict[TopicPartition, int | None] = dict.fromkeys(wanted or ())
-            for t in response.topics:
-                for p in t.partitions:
-                    self._check_group(
-                        p.error_code,
-                        group,
-                        f"offset of {t.name}-{p.partition_index} of group {group!r}",
-                    )
-                    if wanted is not None or p.committed_offset >= 0:
-                        out[TopicPartition(t.name, p.partition_index)] = (
-                            p.committed_offset if p.committed_offset >= 0 else None
-                        )
-            return out
-
-        return self._on_coordinator(group, fetch)
+        return group_admin.committed_offsets(self._cluster, group, tps)
 
     def list_groups(self) -> list[GroupInfo]:
         """The groups of all brokers, in order of their names."""
-
-        def ask(connection: Connection) -> Any:
-            response = connection.request(
-                protocol.ListGroupsRequest(states_filter=[], types_filter=[])
-            )
-            if response.error_code:
-                raise broker_error(response.error_code, f"groups of {connection.peer}")
-            return response.groups
-
-        found = {}
-        for node in self._cluster.nodes:
-            connect = partial(self._cluster.connection_to, node)
-            for g in self._cluster.call(connect, ask):
-                found[g.group_id] = GroupInfo(g.group_id, g.protocol_type, g.group_state or "")
-        return [found[name] for name in sorted(found)]
+        return group_admin.list_groups(self._cluster)
 
     # -- where a request goes ----------------------------------------------------------------------
 
@@ -586,35 +504,6 @@ class Admin:
             with contextlib.suppress(KdirectError):
                 self._cluster.refresh([])
             raise
-
-    def _on_coordinator(self, group: str, use: Callable[[Connection], T]) -> T:
-        if not group:
-            raise ConfigError("a group id is empty", hint="give the group a name")
-
-        def attempt(connection: Connection) -> T:
-            try:
-                return use(connection)
-            except BrokerUnavailableError:
-                self._cluster.forget_coordinator(group)
-                raise
-
-        return self._cluster.call(lambda: self._cluster.coordinator_connection(group), attempt)
-
-    def _check_group(self, code: int, group: str, subject: str) -> None:
-        if code == ErrorCode.NONE:
-            return
-        if code in (ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_NOT_AVAILABLE):
-            self._cluster.forget_coordinator(group)
-        live = code in (
-            ErrorCode.UNKNOWN_MEMBER_ID,
-            ErrorCode.ILLEGAL_GENERATION,
-            ErrorCode.REBALANCE_IN_PROGRESS,
-        )
-        raise broker_error(
-            code,
-            subject,
-            hint="the group has live members: stop them, or use another group" if live else "",
-        )
 
     def _connection_of(self, broker: int | None) -> Connection:
         if broker is None:
