@@ -1,8 +1,9 @@
 """`kdirect.Consumer`: records or Arrow batches from partitions that the caller names, or that a
 consumer group gives out.
 
-Owns: the subscription, rebalances and their callbacks, what is committed and when, and the waiting.
-Bytes and positions are `reading`'s, the group's protocol is `group`'s.
+Owns: the calls, what they mean while partitions are the group's, and the waiting for records.  What
+a poll does besides is `consumer_upkeep`'s: rebalances, commits that are due, new partitions.  Bytes
+and positions are `reading`'s, the group's protocol is `group`'s.
 
 Names and habits are confluent-kafka's: timeouts are **seconds** (None or negative: for ever), a
 record is a `Message` with methods, offsets to commit are those of the next record.  What differs,
@@ -37,35 +38,27 @@ from kdirect.client.arguments import (
     as_partitions,
     offset_after,
 )
-from kdirect.client.commits import Commits, OnCommit
+from kdirect.client.commits import OnCommit
 from kdirect.client.connections import Handle, open_handle
-from kdirect.client.group import OUT, STABLE, Membership
-from kdirect.client.group_owner import GroupOwner
+from kdirect.client.consumer_upkeep import SLICE_MS, ConsumerUpkeep, Rebalance
 from kdirect.client.lost_broker import LOST
 from kdirect.client.message import Message
 from kdirect.client.reader import LONGEST_WAIT_S
-from kdirect.client.reading import Reading
 from kdirect.client.silence import LONGEST_LOOK_MS, SILENT_S, pause_s
 from kdirect.client.subscription import Subscription
 from kdirect.errors import (
     BrokerError,
-    ClosedError,
     ConfigError,
     KdirectError,
     TimedOutError,
 )
-from kdirect.model import EARLIEST_OFFSET, TopicPartition
+from kdirect.model import TopicPartition
 from kdirect.options import CLIENT
-from kdirect.wire.bell import Bell
 
 log = logging.getLogger("kdirect.client")
 
-SLICE_MS = 100.0  # longest single wait for the group
 LOOK_EVERY = 64  # of so many polls without time that find nothing, one looks whether brokers hang
-COMMIT_AGAIN_S = 0.2  # while the coordinator is looked for
 TRIES = 3  # lost connections in a row before one is raised
-
-Rebalance = Callable[["Consumer", list[TopicPartition]], None]
 
 _alive: weakref.WeakSet[Consumer] = weakref.WeakSet()
 
@@ -78,7 +71,7 @@ def _forked() -> None:
 os.register_at_fork(after_in_child=_forked)
 
 
-class Consumer:
+class Consumer(ConsumerUpkeep):
     """Reads partitions.  `settings`: client settings (docs/options.md), or "host:port".
 
     ``subscribe(topics)`` with `group.id` shares the topics' partitions with the group's other
@@ -97,40 +90,12 @@ class Consumer:
         given = {"bootstrap.servers": settings} if isinstance(settings, str) else dict(settings)
         self.settings = CLIENT.resolve({k: v for k, v in given.items() if v is not None})
         self._owns_session = session is None  # and closes it
-        self._session = session if session is not None else open_handle(self.settings, Handle)
-        self._environment = self._session.environment
-        # Of a member: its thread tells the thread that polls of rebalances and what is due.
-        self._bell = Bell() if self.settings["group.id"] else None
-        self._reading = Reading(self._session, self.settings, self._bell)
-        self._queue = self._reading.queue
-        self._group_owner = GroupOwner(self)
-        self._membership: Membership | None = None
-        self._commits: Commits | None = None  # of a consumer with a group
-        if self.settings["group.id"]:
-            self._membership = Membership(self._session.cluster, self.settings, self._group_owner)
-            self._commits = Commits(
-                self._membership,
-                self._reading,
-                auto_store=self.settings["enable.auto.offset.store"],
-            )
-        self._auto_commit = self._membership is not None and self.settings["enable.auto.commit"]
-        # Subscribed topics that exist, with their partitions; None: no subscription.
-        self._topics: dict[str, int] | None = None
-        self._subscription: Subscription | None = None
-        self._callbacks: tuple[Rebalance | None, ...] = (None, None, None)
-        self._on_commit = on_commit
-        self._commit_due = self._metadata_due = False
-        self._next_commit = self._next_metadata = float("inf")
-        self._given: list[TopicPartition] | None = None  # by the group, and not read yet
-        self._attention = False  # the next poll has more to do than to hand out a record
-        self._polls = self._idle_polls = 0
+        session = session if session is not None else open_handle(self.settings, Handle)
+        super().__init__(session, self.settings, on_commit)
+        self._idle_polls = 0
         self._spin_s = self.settings["poll.spin.us"] / 1e6
         self._empty_since: float | None = None  # no record since
         self._popped = 0  # by the queue, then
-        self._waiting = False  # inside a poll: the group need not wonder
-        self._in_callback = False
-        self._closed = False
-        self._pid = os.getpid()
         _alive.add(self)
 
     def __enter__(self) -> Consumer:
@@ -394,120 +359,6 @@ class Consumer:
                 now = self._environment.monotonic()
             began = now
 
-    # -- apart from the records --------------------------------------------------------------------
-
-    def _serve(self, timeout: float | None) -> None:
-        """What a poll does besides handing out records: commits, rebalances, new partitions."""
-        self._check()
-        self._attention = False
-        membership = self._membership
-        if self._commits is not None and self._commits.under_way:
-            self._commits.settle(self._on_commit)
-        if membership is None:
-            if self._environment.monotonic() >= self._next_metadata:
-                self._look_for_partitions()
-            return
-        if self._topics is None:
-            self._commit_what_is_due()
-            return
-        if self._metadata_due or self._environment.monotonic() >= self._next_metadata:
-            self._look_for_partitions()
-        if membership.lost:
-            log.warning("group %s: partitions lost: %s", membership.group_id, membership.lost)
-            self._give_back(lost=True)
-            membership.join(self._topics)
-        elif membership.rebalancing:
-            self._give_back(lost=False)
-            membership.join(self._topics)
-        elif membership.state == OUT:
-            membership.join(self._topics)
-        self._commit_what_is_due()  # not before: what is lost is others' to commit
-        if membership.state != STABLE:
-            left = SLICE_MS if timeout is None or timeout < 0 else min(SLICE_MS, timeout * 1000)
-            self._given = membership.advance(left)
-            self._attention = True  # it may take longer
-        if self._given is not None:
-            self._attention = True  # should it fail, the next poll tries again
-            self._give_out(self._given)
-
-    def _give_out(self, tps: list[TopicPartition]) -> None:
-        self._reading.assign(self._starts(dict.fromkeys(tps, OFFSET_STORED)))
-        self._given = None
-        self._start_timers()
-        self._call_back(self._callbacks[0], tps)
-
-    @property
-    def _lost(self) -> bool:
-        """Others may have the partitions already."""
-        return self._membership is not None and bool(self._membership.lost)
-
-    def _give_back(self, *, lost: bool) -> None:
-        tps = self.assignment()
-        if self._topics is not None and tps:
-            if not lost and self._auto_commit:
-                self._try_to_commit("before partitions were given back")
-            try:
-                self._call_back(
-                    (self._callbacks[2] or self._callbacks[1]) if lost else self._callbacks[1], tps
-                )
-            finally:
-                self._forget()
-        else:
-            self._forget()
-
-    def _forget(self) -> None:
-        self._given = None
-        self._reading.assign({})
-        if self._commits is not None:
-            self._commits.keep(())
-
-    def _call_back(self, callback: Rebalance | None, tps: list[TopicPartition]) -> None:
-        if callback is not None:
-            self._in_callback = True
-            try:
-                callback(self, tps)
-            finally:
-                self._in_callback = False
-
-    def _starts(self, offsets: dict[TopicPartition, int]) -> dict[TopicPartition, int]:
-        """`offsets`, with the committed offset or what auto.offset.reset says where it is to be
-        that."""
-        out = dict(offsets)
-        stored = [tp for tp, o in out.items() if o in (OFFSET_STORED, OFFSET_INVALID)]
-        if not stored:
-            return out
-        committed = (
-            self._commits.look_up(stored) if self._commits is not None else dict.fromkeys(stored)
-        )
-        for tp, offset in committed.items():
-            out[tp] = self._reading.reset_offset() if offset is None else offset
-        return out
-
-    def _look_for_partitions(self) -> None:
-        """Topics that match now, and partitions that were added: from a topic that grows nothing is
-        missed."""
-        self._metadata_due = False
-        self._next_metadata = self._end_of("metadata.max.age.ms")
-        assert self._topics is not None and self._subscription is not None
-        found = self._subscription.look_up(self._session.cluster, must_exist=False)
-        if found == self._topics:
-            return
-        before = self._topics
-        membership = self._membership
-        if membership is None:
-            reading = self._reading
-            reading.release([tp for tp in reading.partitions if tp.topic not in found])
-            reading.add(
-                {
-                    TopicPartition(name, i): EARLIEST_OFFSET
-                    for name, count in found.items()
-                    for i in range(before.get(name, 0), count)
-                }
-            )
-        elif found.keys() != before.keys() or membership.is_leader:
-            membership.rebalancing = True
-        self._topics = found  # not before: should it fail, it is tried again
-
     # -- offsets -----------------------------------------------------------------------------------
 
     def commit(
@@ -541,26 +392,7 @@ class Consumer:
                     )
         else:
             wanted = commits.due()
-        if not wanted:
-            return None if asynchronous else {}
-        if asynchronous:
-            commits.send(wanted)
-            return None
-        commits.settle(self._on_commit, wait=True)
-        commits.commit(wanted)
-        return wanted
-
-    def _commit_what_is_due(self) -> None:
-        if not self._commit_due:
-            return
-        self._commit_due = False
-        if self._membership is not None and not self._membership.is_reached():
-            self._next_commit = self._environment.monotonic() + COMMIT_AGAIN_S
-            return
-        try:
-            self.commit()
-        except KdirectError as e:
-            log.warning("auto-commit: %s", e)
+        return self._commit(wanted, asynchronous=asynchronous)
 
     def store_offsets(self, message: Message | None = None, offsets: Offsets | None = None) -> None:
         """Mark as done what auto-commit, or `commit()`, shall commit; with
@@ -608,44 +440,6 @@ class Consumer:
         """This member's id in its group, as the coordinator gave it; None outside of a group."""
         return self._membership.member_id or None if self._membership is not None else None
 
-    # -- timers ------------------------------------------------------------------------------------
-
-    def _start_timers(self) -> None:
-        if self._membership is not None and self._reading.partitions and self._auto_commit:
-            self._next_commit = self._end_of("auto.commit.interval.ms")
-            self._membership.start_thread()
-
-    def _end_of(self, setting: str) -> float:
-        """When the time of a setting in milliseconds is over."""
-        milliseconds: float = self.settings[setting]
-        return self._environment.monotonic() + milliseconds / 1000
-
-    def _call(self) -> None:
-        """Have the poll that waits, or the next one, `_serve`.  For the thread of the member."""
-        self._attention = True
-        if self._bell is not None:
-            self._bell.ring()
-
-    def _activity(self) -> int:
-        """A number that moves as long as the consumer is polled."""
-        if self._waiting:
-            return -int(self._environment.monotonic() * 1e9)
-        return self._polls + self._queue.popped
-
-    def _look_at_clock(self, now: float) -> float:
-        """Note what the next poll has to do by now; when to look again."""
-        interval: float = self.settings["auto.commit.interval.ms"] / 1000
-        commits = self._auto_commit and now >= self._next_commit
-        if commits:
-            self._next_commit = now + interval
-            self._commit_due = True
-        if now >= self._next_metadata:
-            self._metadata_due = commits = True
-        if not commits:
-            return min(now + interval, self._next_commit, self._next_metadata)
-        self._call()
-        return now + min(interval, 1.0)  # a commit that could not be made is due again by then
-
     # -- the end -----------------------------------------------------------------------------------
 
     def statistics(self) -> dict[str, int]:
@@ -654,15 +448,6 @@ class Consumer:
         if self._membership is not None:
             out["rebalances"] = self._membership.rebalances
         return out
-
-    def _check(self) -> None:
-        if self._pid != os.getpid():
-            raise ClosedError(
-                "the consumer belongs to the process that was forked from",
-                hint="make one in this process",
-            )
-        if self._closed:
-            raise ClosedError("the consumer is closed", hint="make a new one")
 
     def close(self) -> None:
         """Commit (with enable.auto.commit), call `on_revoke`, leave the group, give access back.
@@ -688,12 +473,6 @@ class Consumer:
                 self._bell.close()
             if self._owns_session:
                 self._session.close()
-
-    def _try_to_commit(self, when: str) -> None:
-        try:
-            self.commit(asynchronous=False)
-        except KdirectError as e:
-            log.warning("offsets were not committed %s: %s", when, e)
 
 
 __all__ = ["OFFSET_INVALID", "OFFSET_STORED", "BrokerError", "Consumer"]
