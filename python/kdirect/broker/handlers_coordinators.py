@@ -12,7 +12,7 @@ from typing import Any
 from kdirect.broker.answers import Answer, respond
 from kdirect.broker.cluster_view import Node
 from kdirect.broker.connection import Connection
-from kdirect.broker.group_partitions import GroupPartitions
+from kdirect.broker.coordinator_partitions import CoordinatorPartitions
 from kdirect.broker.services import Services
 from kdirect.format import protocol as p
 from kdirect.format.error_codes import ErrorCode
@@ -24,7 +24,7 @@ TRANSACTION_KEY = 1
 class CoordinatorHandlers:
     """See the module.  `groups`: the partitions by which groups are coordinated."""
 
-    def __init__(self, services: Services, groups: GroupPartitions) -> None:
+    def __init__(self, services: Services, groups: CoordinatorPartitions) -> None:
         self._services = services
         self._groups = groups
 

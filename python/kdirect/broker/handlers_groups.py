@@ -6,7 +6,7 @@ is the business of `kdirect.broker.handlers_offsets`, lists and descriptions of 
 syncing may wait for other members: such a request is answered through a future, which is the
 coordinator's token for it.  A group that another broker coordinates is answered with
 NOT_COORDINATOR, upon which clients look for its coordinator again; which groups are this broker's,
-`kdirect.broker.group_partitions` knows.
+`kdirect.broker.coordinator_partitions` knows.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from typing import Any
 
 from kdirect.broker.answers import Answer, later, respond
 from kdirect.broker.connection import Connection
+from kdirect.broker.coordinator_partitions import CoordinatorPartitions
 from kdirect.broker.failures import explain
-from kdirect.broker.group_partitions import GroupPartitions
 from kdirect.broker.group_state import (
     EMPTY,
     FOREVER,
@@ -79,15 +79,16 @@ class GroupHandlers:
             self.partitions.start_alone()
             await self._offsets.forget_missing_topics()
 
-    def _open_partitions(self, services: Services) -> GroupPartitions:
+    def _open_partitions(self, services: Services) -> CoordinatorPartitions:
         """Which groups are this broker's.  In a cluster that changes with leaderships, and what
         groups commit is committed by replicas."""
         on_thread, replicas = services.files.for_partition, services.replicas
         if replicas is None:
-            return GroupPartitions(services.offsets, self, on_thread)
+            return CoordinatorPartitions(OFFSETS_TOPIC, services.offsets, self, on_thread)
         replication = StateReplication(replicas, on_thread, services.flusher.begin)
         services.offsets.join_cluster(replication)
-        partitions = GroupPartitions(
+        partitions = CoordinatorPartitions(
+            OFFSETS_TOPIC,
             services.offsets,
             self,
             on_thread,
@@ -98,7 +99,10 @@ class GroupHandlers:
         replicas.on_resign.append(partitions.resigned)
         replicas.on_high_watermark.append(partitions.moved)
         if services.membership is not None:
-            services.membership.subscribe(partitions.follow)
+            from kdirect.broker.deleted_topics import DeletedTopics
+
+            deleted = DeletedTopics(services.offsets.forget_topic, lambda: partitions.active)
+            services.membership.subscribe(deleted.follow)
         return partitions
 
     async def _create_topic(self) -> Any:

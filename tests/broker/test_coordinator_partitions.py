@@ -16,8 +16,9 @@ import pytest
 
 from kdirect.broker import state_topic
 from kdirect.broker.appends import Appends
-from kdirect.broker.group_partition import State
-from kdirect.broker.group_partitions import GroupPartitions
+from kdirect.broker.coordinator_partition import State
+from kdirect.broker.coordinator_partitions import CoordinatorPartitions
+from kdirect.broker.deleted_topics import DeletedTopics
 from kdirect.broker.offsets import OffsetStore
 from kdirect.broker.state_replication import StateReplication
 from kdirect.broker.topics import OFFSETS_TOPIC
@@ -127,7 +128,10 @@ class World:
         replication = StateReplication(self.replicas, on_thread, lambda partition: None)
         self.store.join_cluster(replication)
         self.coordinated: set[str] = set()
-        self.partitions = GroupPartitions(self.store, self, on_thread, replication=replication)
+        self.partitions = CoordinatorPartitions(
+            OFFSETS_TOPIC, self.store, self, on_thread, replication=replication
+        )
+        self.deleted = DeletedTopics(self.store.forget_topic, lambda: self.partitions.active)
 
     def restore(self, loaded: Any) -> None:
         self.coordinated = {group.group_id for group in loaded}
@@ -410,7 +414,7 @@ def test_offsets_are_forgotten_in_topics_that_are_deleted_and_in_no_others(world
         w.settle()
         old = Metadata("c", 1, image=Image(1, 1, topics=before), generation=6)
         new = Metadata("c", 1, image=image, generation=generation)
-        w.on_loop(lambda: w.partitions.follow(old, new))
+        w.on_loop(lambda: w.deleted.follow(old, new))
         w.settle()
         return w.seen("g")
 

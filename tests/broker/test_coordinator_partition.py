@@ -7,13 +7,13 @@ import random
 
 import pytest
 
-from kdirect.broker.group_partition import (
+from kdirect.broker.coordinator_partition import (
     REFUSALS,
     TABLE,
     Committed,
+    CoordinatorPartition,
     Effect,
     Elected,
-    GroupPartition,
     Loaded,
     Resigned,
     State,
@@ -25,7 +25,7 @@ from kdirect.broker.groups import GroupCoordinator, GroupSettings, Persist, Repl
 from kdirect.format.error_codes import ErrorCode as E
 
 
-def walk(*events, start=GroupPartition()):
+def walk(*events, start=CoordinatorPartition()):
     """The states that the events lead to, and all effects."""
     effects = []
     for event in events:
@@ -36,7 +36,7 @@ def walk(*events, start=GroupPartition()):
 
 def test_an_elected_broker_waits_reads_and_coordinates():
     p, effects = walk(Elected(5))
-    assert (p, effects) == (GroupPartition(State.WAITING, 1, 5), [Effect.WAIT])
+    assert (p, effects) == (CoordinatorPartition(State.WAITING, 1, 5), [Effect.WAIT])
     p, effects = walk(Committed(1), start=p)
     assert (p.state, effects) == (State.LOADING, [Effect.LOAD])
     p, effects = walk(Loaded(1), start=p)
@@ -50,11 +50,14 @@ def test_what_was_read_in_an_earlier_tenure_is_not_installed():
     resignation."""
     for between in ((), (Resigned(),)):
         p, effects = walk(Elected(5), Committed(1), *between, Elected(7), Loaded(1))
-        assert p == GroupPartition(State.WAITING, 2, 7)
+        assert p == CoordinatorPartition(State.WAITING, 2, 7)
         assert effects == [Effect.WAIT, Effect.LOAD, Effect.WAIT]
         p, effects = walk(Committed(1), Unreadable(1), Committed(2), Loaded(1), start=p)
         assert (p.state, effects) == (State.LOADING, [Effect.LOAD])
-        assert walk(Loaded(2), start=p) == (GroupPartition(State.ACTIVE, 2, 7), [Effect.INSTALL])
+        assert walk(Loaded(2), start=p) == (
+            CoordinatorPartition(State.ACTIVE, 2, 7),
+            [Effect.INSTALL],
+        )
 
 
 def test_the_same_election_told_twice_changes_nothing():
@@ -67,7 +70,7 @@ def test_a_partition_that_cannot_be_read_is_refused_until_the_next_election():
     p, _ = walk(Elected(5), Committed(1), Unreadable(1))
     assert REFUSALS[p.state] == E.COORDINATOR_NOT_AVAILABLE
     assert walk(Elected(6), start=p)[0].state is State.WAITING
-    assert walk(Resigned(), start=p) == (GroupPartition(State.ABSENT, 1, 5), [])
+    assert walk(Resigned(), start=p) == (CoordinatorPartition(State.ABSENT, 1, 5), [])
 
 
 def test_only_an_active_partition_serves():
@@ -81,7 +84,7 @@ def test_only_an_active_partition_serves():
 @pytest.mark.parametrize("round_", range(20))
 def test_a_random_walk_installs_each_tenure_once_and_only_while_it_lasts(seed, round_):
     rng = random.Random(seed * 100 + round_)
-    p, epoch = GroupPartition(), 0
+    p, epoch = CoordinatorPartition(), 0
     asked: list[object] = []  # outcomes that are under way, of any tenure
     installed: list[int] = []
     for _ in range(500):

@@ -1,9 +1,11 @@
-"""One partition of ``__consumer_offsets`` as a broker coordinates its groups.  Decisions only.
+"""One partition of a topic that holds a coordinator's state, as a broker coordinates what is in it.
+Decisions only.
 
 Law of the room: a pure machine, `step(partition, event) -> (partition, effects)`.  No clock, no
-log, no replicas: `kdirect.broker.group_partitions` carries out the effects.
+log, no replicas: `kdirect.broker.coordinator_partitions` carries out the effects.
 
-A partition's groups are coordinated by the leader of the partition.  A *tenure* is the time from
+What a partition holds (groups, in ``__consumer_offsets``) is coordinated by the leader of the
+partition.  A *tenure* is the time from
 one election of this broker to the next one, or to its resignation; tenures are numbered, and what
 was begun in one counts for nothing in another.
 
@@ -12,7 +14,7 @@ ABSENT    another broker leads the partition, or this one has no replica of it
 WAITING   elected; records that leaders before have left may not be committed yet.  What is not
           committed can be lost with this broker: an offset that a consumer was told would go back
 LOADING   all that was there at the election is committed; a thread reads it
-ACTIVE    the groups are in memory, and are coordinated here
+ACTIVE    what the partition holds is in memory, and is coordinated here
 FAILED    the records cannot be read; the log says why
 ========  ==========================================================================================
 
@@ -41,7 +43,7 @@ class State(enum.Enum):
     FAILED = "failed"
 
 
-class GroupPartition(NamedTuple):
+class CoordinatorPartition(NamedTuple):
     """`tenure`: the number of the present one, or of the last.  `epoch`: the leader epoch of it."""
 
     state: State = State.ABSENT
@@ -88,8 +90,8 @@ class Effect(enum.Enum):
 
     WAIT = "answer with `Committed` when everything in the log is committed"
     LOAD = "read the partition on a thread; answer with `Loaded` or `Unreadable`"
-    INSTALL = "put what was read into memory: its groups go on"
-    UNLOAD = "refuse what waits in its groups, and forget them"
+    INSTALL = "put what was read into memory: it goes on"
+    UNLOAD = "refuse what waits in it, and forget it"
 
 
 _S, _E = State, Effect
@@ -111,7 +113,7 @@ TABLE: Mapping[tuple[State, type[Event]], tuple[State, tuple[Effect, ...]]] = {
     (_S.FAILED, Resigned): (_S.ABSENT, ()),
 }
 
-# What members are told: to look for the coordinator again, to wait, or to go on.
+# What clients are told: to look for the coordinator again, to wait, or to go on.
 REFUSALS: Mapping[State, ErrorCode] = {
     State.ABSENT: ErrorCode.NOT_COORDINATOR,
     State.WAITING: ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
@@ -121,7 +123,9 @@ REFUSALS: Mapping[State, ErrorCode] = {
 }
 
 
-def step(partition: GroupPartition, event: Event) -> tuple[GroupPartition, tuple[Effect, ...]]:
+def step(
+    partition: CoordinatorPartition, event: Event
+) -> tuple[CoordinatorPartition, tuple[Effect, ...]]:
     """The partition after an event, and what is to be done."""
     state, tenure, epoch = partition
     found = TABLE.get((state, type(event)))
@@ -134,4 +138,4 @@ def step(partition: GroupPartition, event: Event) -> tuple[GroupPartition, tuple
         tenure, epoch = tenure + 1, event.epoch
     elif not isinstance(event, Resigned) and event.tenure != tenure:
         return partition, ()
-    return GroupPartition(found[0], tenure, epoch), found[1]
+    return CoordinatorPartition(found[0], tenure, epoch), found[1]

@@ -1,13 +1,13 @@
-"""Which groups this broker coordinates: the partitions of ``__consumer_offsets`` that it leads.
+"""What this broker coordinates: the partitions that it leads of a topic with a coordinator's state.
 
-Carries out what `kdirect.broker.group_partition` decides for each partition: waits for replicas,
-has the log read on a thread, and has groups restored and given up.  `refusal` is asked before
-anything is said of a group.
+Carries out what `kdirect.broker.coordinator_partition` decides for each partition: waits for
+replicas, has the log read on a thread, and has what it holds restored and given up.  `refusal` is
+asked before anything is said of a key, which is the name of what is coordinated: of a group, in
+``__consumer_offsets``.
 
 A broker that is alone (`replication` is None) reads all partitions when it starts, before it
 serves.  In a cluster the hooks `elected` and `resigned` are told of each leadership, `moved` of
-high watermarks, `follow` of each change of the metadata, and the topic is created by the
-controller: `ask_for_topic`.
+high watermarks, and the topic is created by the controller: `ask_for_topic`.
 
 Called on the event loop.
 """
@@ -16,89 +16,114 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
-from kdirect.broker import group_partition
+from kdirect.broker import coordinator_partition
+from kdirect.broker.coordinator_partition import CoordinatorPartition, Effect, Event, State
 from kdirect.broker.files import OnThread
-from kdirect.broker.group_partition import Effect, Event, GroupPartition, State
-from kdirect.broker.offsets import GroupTable, LoadedGroup, OffsetStore
 from kdirect.broker.state_replication import StateReplication
-from kdirect.broker.topics import OFFSETS_TOPIC
-from kdirect.cluster import paths
 from kdirect.errors import KdirectError
 from kdirect.format.error_codes import ErrorCode
 from kdirect.log.partition import Partition
 from kdirect.model import TopicPartition
-
-if TYPE_CHECKING:  # a broker that is alone loads nothing of a cluster
-    from kdirect.cluster.image import Topic
-    from kdirect.member.metadata import Metadata
 
 log = logging.getLogger("kdirect.broker.groups")
 
 CATCH_UP_S = 10.0  # of one wait for replicas; the next begins when the high watermark has moved
 
 
-class Groups(Protocol):
-    """What becomes of the groups themselves."""
+class Store(Protocol):
+    """The table that lives in the topic; `kdirect.broker.offsets.OffsetStore`."""
 
-    def restore(self, loaded: Iterable[LoadedGroup]) -> None:
-        """They are coordinated here from now on."""
+    @property
+    def partition_count(self) -> int:
+        """Of the topic; 0 while there is none."""
 
-    def give_up(self, is_gone: Callable[[str], bool]) -> None:
-        """Those are no longer."""
+    def index_of(self, key: str, /) -> int:
+        """The partition of a key."""
+
+    def open(self) -> int:
+        """File work of a broker that is alone: how many partitions there are to load."""
+
+    def load_partition(self, index: int, /) -> Sequence[Any]:
+        """File work of a broker that is alone: what a partition holds."""
+
+    def read_partition(self, partition: Partition, is_wanted: Callable[[], bool], /) -> Any:
+        """File work: a table of its own, for `install`."""
+
+    def install(self, partition: Partition, table: Any, /) -> Sequence[Any]:
+        """Put what was read into memory; what the partition holds."""
+
+    def unload_partition(self, index: int, /) -> None:
+        """Forget what the partition holds."""
 
 
-class GroupPartitions:
+class Owner(Protocol):
+    """What becomes of that which is coordinated; `GroupHandlers`."""
+
+    def restore(self, loaded: Sequence[Any], /) -> None:
+        """It is coordinated here from now on."""
+
+    def give_up(self, is_gone: Callable[[str], bool], /) -> None:
+        """Those keys are no longer."""
+
+
+class CoordinatorPartitions:
     """See the module.  `replication` is None where the broker is alone.  `create_topic()`: have the
     controller create the topic; KdirectError."""
 
     def __init__(
         self,
-        store: OffsetStore,
-        groups: Groups,
+        topic: str,
+        store: Store,
+        owner: Owner,
         on_thread: OnThread,
         *,
         replication: StateReplication | None = None,
         create_topic: Callable[[], Coroutine[Any, Any, Any]] | None = None,
     ) -> None:
+        self._topic = topic
         self._store = store
-        self._groups = groups
+        self._owner = owner
         self._on_thread = on_thread
         self._replication = replication
         self._create_topic = create_topic
-        self._states: dict[int, GroupPartition] = {}
+        self._states: dict[int, CoordinatorPartition] = {}
         self._logs: dict[int, Partition] = {}  # of those that this broker leads
-        self._read: dict[int, GroupTable] = {}  # what waits to be installed
+        self._read: dict[int, Any] = {}  # what waits to be installed
         self._stalled: dict[int, Callable[[], None]] = {}  # waits to be begun again, by partition
         self._creation: asyncio.Future[Any] | None = None
         self._failure = ""  # of the last creation
-        self._forgetting: set[asyncio.Future[None]] = set()
 
     # -- looking -----------------------------------------------------------------------------------
 
-    def state(self, index: int) -> GroupPartition:
-        return self._states.get(index, GroupPartition())
+    def state(self, index: int) -> CoordinatorPartition:
+        return self._states.get(index, CoordinatorPartition())
 
-    def index_of(self, group: str) -> int | None:
-        """The partition of a group; None while there is no topic."""
-        return self._store.index_of(group) if self._store.partition_count else None
+    def index_of(self, key: str) -> int | None:
+        """The partition of a key; None while there is no topic."""
+        return self._store.index_of(key) if self._store.partition_count else None
 
-    def refusal(self, group: str) -> int:
-        """Why nothing may be said of a group here; NONE: its coordinator is this broker."""
+    def refusal(self, key: str) -> int:
+        """Why nothing may be said of a key here; NONE: its coordinator is this broker."""
         if self._replication is None:  # it has read everything before it served
             return ErrorCode.NONE
-        index = self.index_of(group)
+        index = self.index_of(key)
         if index is None:
             return ErrorCode.NOT_COORDINATOR
-        return group_partition.REFUSALS[self.state(index).state]
+        return coordinator_partition.REFUSALS[self.state(index).state]
 
     @property
     def loading(self) -> bool:
-        """Are there groups that this broker coordinates and does not know yet?"""
+        """Is there something that this broker coordinates and does not know yet?"""
         return any(x.state in (State.WAITING, State.LOADING) for x in self._states.values())
+
+    @property
+    def active(self) -> bool:
+        """Is there a partition of which it coordinates what it holds?"""
+        return any(x.state is State.ACTIVE for x in self._states.values())
 
     # -- leadership --------------------------------------------------------------------------------
 
@@ -106,24 +131,24 @@ class GroupPartitions:
         """Read all partitions.  File work, before the broker serves.  CorruptLogError names a
         record that cannot be read."""
         for index in range(self._store.open()):
-            self._step(index, group_partition.Elected(0))
+            self._step(index, coordinator_partition.Elected(0))
 
     def elected(self, tp: TopicPartition, partition: Partition, epoch: int) -> None:
         """This broker leads a partition, of any topic, from leader epoch `epoch` on."""
-        if tp.topic == OFFSETS_TOPIC:
+        if tp.topic == self._topic:
             self._logs[tp.partition] = partition
-            self._step(tp.partition, group_partition.Elected(epoch))
+            self._step(tp.partition, coordinator_partition.Elected(epoch))
 
     def resigned(self, tp: TopicPartition, partition: Partition) -> None:
         """It leads a partition, of any topic, no longer."""
-        if tp.topic == OFFSETS_TOPIC:
+        if tp.topic == self._topic:
             self._logs.pop(tp.partition, None)
             self._stalled.pop(tp.partition, None)
-            self._step(tp.partition, group_partition.Resigned())
+            self._step(tp.partition, coordinator_partition.Resigned())
 
     def moved(self, tp: TopicPartition, partition: Partition) -> None:
         """The high watermark of a partition, of any topic, is a higher one."""
-        if tp.topic == OFFSETS_TOPIC and (again := self._stalled.pop(tp.partition, None)):
+        if tp.topic == self._topic and (again := self._stalled.pop(tp.partition, None)):
             again()
 
     def close(self) -> None:
@@ -132,10 +157,10 @@ class GroupPartitions:
 
     def _step(self, index: int, event: Event) -> None:
         before = self.state(index)
-        after, effects = group_partition.step(before, event)
+        after, effects = coordinator_partition.step(before, event)
         self._states[index] = after
         if after.state is not before.state:
-            log.debug("groups of partition %d: %s", index, after)
+            log.debug("%s-%d: %s", self._topic, index, after)
         for effect in effects:
             self._DO[effect](self, index, after.tenure)
 
@@ -146,7 +171,7 @@ class GroupPartitions:
 
     def _wait(self, index: int, tenure: int) -> None:
         if self._replication is None:
-            self._step(index, group_partition.Committed(tenure))
+            self._step(index, coordinator_partition.Committed(tenure))
             return
         end = self._logs[index].log_end_offset
         self._wait_for(index, tenure, end, self.state(index).epoch)
@@ -167,7 +192,7 @@ class GroupPartitions:
             if done.cancelled():
                 return
             if done.exception() is None:
-                self._step(index, group_partition.Committed(tenure))
+                self._step(index, coordinator_partition.Committed(tenure))
             else:
                 self._stall(index, end, again)
 
@@ -187,13 +212,13 @@ class GroupPartitions:
     def _load(self, index: int, tenure: int) -> None:
         if self._replication is None:
             self._store.load_partition(index)
-            self._step(index, group_partition.Loaded(tenure))
+            self._step(index, coordinator_partition.Loaded(tenure))
             return
 
         partition = self._logs[index]
         is_wanted = partial(self._is_present, index, tenure)
 
-        def read() -> GroupTable:
+        def read() -> Any:
             return self._store.read_partition(partition, is_wanted)
 
         self._on_thread(partition, read, partial(self._loaded, index, tenure))
@@ -202,11 +227,11 @@ class GroupPartitions:
         if not self._is_present(index, tenure):
             return  # of a tenure that is over
         if error is not None:
-            log.error("groups of %s-%d cannot be loaded: %s", OFFSETS_TOPIC, index, error)
-            self._step(index, group_partition.Unreadable(tenure))
+            log.error("%s-%d cannot be loaded: %s", self._topic, index, error)
+            self._step(index, coordinator_partition.Unreadable(tenure))
             return
         self._read[index] = table
-        self._step(index, group_partition.Loaded(tenure))
+        self._step(index, coordinator_partition.Loaded(tenure))
 
     def _install(self, index: int, tenure: int) -> None:
         if self._replication is None:
@@ -214,13 +239,13 @@ class GroupPartitions:
         else:
             loaded = self._store.install(self._logs[index], self._read.pop(index))
             log.info(
-                "coordinating %d groups of %s-%d, leader epoch %d",
-                len(loaded), OFFSETS_TOPIC, index, self.state(index).epoch,
+                "coordinating what %s-%d holds (%d), leader epoch %d",
+                self._topic, index, len(loaded), self.state(index).epoch,
             )  # fmt: skip
-        self._groups.restore(loaded)
+        self._owner.restore(loaded)
 
     def _unload(self, index: int, tenure: int) -> None:
-        self._groups.give_up(lambda group: self._store.index_of(group) == index)
+        self._owner.give_up(lambda key: self._store.index_of(key) == index)
         self._store.unload_partition(index)
 
     _DO = {
@@ -243,27 +268,5 @@ class GroupPartitions:
         error = None if task.cancelled() else task.exception()
         failure = str(error) if error is not None else ""
         if failure and failure != self._failure:  # it is asked for again by every client
-            log.warning("%s could not be created: %s", OFFSETS_TOPIC, failure)
+            log.warning("%s could not be created: %s", self._topic, failure)
         self._failure = failure
-
-    def follow(self, before: Metadata | None, after: Metadata) -> None:
-        """Newer metadata: offsets in topics that were deleted are forgotten by whoever coordinates
-        their groups.  A subscriber of the membership."""
-        old, new = before.image.topics if before is not None else {}, after.image.topics
-        if old is new or not any(x.state is State.ACTIVE for x in self._states.values()):
-            return
-        for name, topic in old.items():
-            now = new.get(name)
-            if now is not topic and _is_deleted(name, topic, now, after):
-                task = asyncio.ensure_future(self._store.forget_topic(name))
-                self._forgetting.add(task)
-                task.add_done_callback(self._forgetting.discard)
-
-
-def _is_deleted(name: str, topic: Topic, now: Topic | None, metadata: Metadata) -> bool:
-    """Is a topic gone, or another one of its name there?  One whose node is damaged, or is not read
-    yet, is not gone; one that was written without an id gets one later."""
-    if now is None:
-        return metadata.generation >= 0 and paths.topic(name) not in metadata.image.damaged
-    ids = topic.record.topic_id, now.record.topic_id
-    return None not in ids and ids[0] != ids[1]
