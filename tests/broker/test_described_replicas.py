@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from kdirect.broker import handlers_cluster
-from kdirect.broker.handlers_cluster import ClusterHandlers
+from kdirect.broker import handlers_log_dirs
+from kdirect.broker.handlers_log_dirs import LogDirHandlers
 from kdirect.format import protocol as p
 from kdirect.format.replica_fetch import Feed, Feeding
 from kdirect.format.schema import build
@@ -39,15 +39,15 @@ def test_many_replicas_are_described_on_a_thread(
         replicas=SimpleNamespace(feeding=lambda: feeds),
     )
     nothing: Any = None
-    handlers = ClusterHandlers(services, apis=nothing, config_rows=nothing, delete_topic=nothing)
+    handlers = LogDirHandlers(services)
     threads = []
-    respond = handlers_cluster.respond
+    respond = handlers_log_dirs.respond
 
     def noted(*arguments: Any, **fields: Any) -> Any:
         threads.append(threading.current_thread())
         return respond(*arguments, **fields)
 
-    monkeypatch.setattr(handlers_cluster, "respond", noted)
+    monkeypatch.setattr(handlers_log_dirs, "respond", noted)
     header: Any = SimpleNamespace(api_version=0)
 
     async def described() -> Any:

@@ -79,7 +79,7 @@ def test_answers_that_are_ready_at_once_do_not_bring_as_many_requests(
     loop = server._loop
     assert loop is not None
     gate: asyncio.Future[None] = loop.create_future()
-    plain = server.handlers.cluster.api_versions
+    plain = server.handlers.versions.api_versions
 
     async def answer(*arguments: Any) -> Answer:
         await asyncio.shield(gate)
@@ -111,7 +111,7 @@ def test_a_connection_whose_turn_fails_is_closed(
 ) -> None:  # fmt: skip
     """Nothing would ever be read of it again, nor answered; the others' turns go on."""
     server = broker.server
-    plain = server.handlers.cluster.api_versions
+    plain = server.handlers.versions.api_versions
     turns = 0
 
     def answer(*arguments: Any) -> Answer:

@@ -47,9 +47,7 @@ def handlers() -> ClusterHandlers:
         listeners=SimpleNamespace(address_for=lambda listener, host: ("h", 9091)),
     )
     unused = cast(Any, None)
-    return ClusterHandlers(
-        cast(Any, services), apis=unused, config_rows=unused, delete_topic=unused
-    )
+    return ClusterHandlers(cast(Any, services), config_rows=unused, delete_topic=unused)
 
 
 def answer(message: Any, version: int) -> Any:

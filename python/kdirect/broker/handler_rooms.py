@@ -19,8 +19,10 @@ from kdirect.broker.handlers_coordinators import CoordinatorHandlers
 from kdirect.broker.handlers_data import DataHandlers
 from kdirect.broker.handlers_group_admin import GroupAdminHandlers
 from kdirect.broker.handlers_groups import GroupHandlers
+from kdirect.broker.handlers_log_dirs import LogDirHandlers
 from kdirect.broker.handlers_producer_ids import ProducerIdHandlers
 from kdirect.broker.handlers_refused import RefusedHandlers
+from kdirect.broker.handlers_versions import VersionHandlers
 from kdirect.broker.services import Services
 from kdirect.broker.topics import INTERNAL_TOPICS, Topic
 from kdirect.format import layout
@@ -54,11 +56,10 @@ class HandlerRooms:
         else:
             configs, data, topics, placement = member.handlers(services)
             ids = ProducerIdHandlers(member.topics, member.topics.take_producer_id)
-            rooms = [topics, placement, ids]
+            rooms = [topics, placement, ids]  # after those of a broker that is alone
             create_missing = topics.create_missing
-        self.cluster = ClusterHandlers(
+        cluster = ClusterHandlers(
             services,
-            apis=self.apis,
             config_rows=configs.topic_rows,
             delete_topic=delete_topic,
             create_missing=create_missing,
@@ -68,7 +69,9 @@ class HandlerRooms:
             GroupAdminHandlers(self.groups, services.offsets),
             CoordinatorHandlers(services, self.groups.partitions),
         ]
-        rooms = [data, self.cluster, configs, *groups, RefusedHandlers(services), *rooms]
+        self.versions = VersionHandlers(self.apis)
+        of_cluster = [self.versions, cluster, LogDirHandlers(services), configs]
+        rooms = [data, *of_cluster, *groups, RefusedHandlers(services), *rooms]
         for handlers in rooms:
             for name, function, blocking in handlers.table():
                 self.by_key[p.API_NAMES[name].key] = (function, blocking)

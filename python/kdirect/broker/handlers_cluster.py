@@ -1,5 +1,4 @@
-"""Requests about the cluster and its topics: ApiVersions, Metadata, topics, partitions, log
-directories.
+"""Requests about the cluster and its topics: Metadata, topics and partitions.
 
 An error concerns one topic.  A request changes all that it asks of a topic, or nothing of it.
 Changing topics is file work: it runs on the admin thread, one request after the other, while the
@@ -9,7 +8,6 @@ event loop answers other requests.
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -22,8 +20,6 @@ from kdirect.broker.topics import MAX_PARTITIONS, OFFSETS_TOPIC, REMOTE_METADATA
 from kdirect.errors import ConfigError, KdirectError, TopicExistsError
 from kdirect.format import protocol as p
 from kdirect.format.error_codes import ErrorCode
-from kdirect.format.replica_fetch import Feed, Feeding
-from kdirect.format.schema import build
 from kdirect.model import TopicPartition, check_topic_name
 
 BROKER_RESOURCE = 4
@@ -93,17 +89,16 @@ def _topic_row(cluster: ClusterView, topic: Topic | PlacedTopic) -> dict[str, An
 class ClusterHandlers:
     """Handlers of requests about the cluster.  A broker has one, used on its event loop.
 
-    `apis()` returns what ApiVersions advertises; `config_rows(topic)` the properties of a topic, in
-    the form of DescribeConfigs.  `delete_topic(topic)` removes everything that the broker holds for
-    a topic.  `create_missing(names)`: in a cluster, has the controller create topics that a client
-    asks for, and returns the error codes of those that it does not; None: this broker creates them.
+    `config_rows(topic)` returns the properties of a topic, in the form of DescribeConfigs.
+    `delete_topic(topic)` removes everything that the broker holds for a topic.
+    `create_missing(names)`: in a cluster, has the controller create topics that a client asks for,
+    and returns the error codes of those that it does not; None: this broker creates them.
     """
 
     def __init__(
         self,
         services: Services,
         *,
-        apis: Callable[[], list[p.Api]],
         config_rows: Callable[[Topic], list[dict[str, Any]]],
         delete_topic: Callable[[Topic], Awaitable[None]],
         create_missing: Callable[[Iterable[str]], Awaitable[dict[str, int]]] | None = None,
@@ -113,30 +108,11 @@ class ClusterHandlers:
         self._cluster = services.cluster
         self._topics = services.topics
         self._files = services.files
-        self._apis = apis
         self._config_rows = config_rows
         self._delete_topic = delete_topic
         self._create_missing = create_missing
         self._deletions = asyncio.Lock()
         self._deleting: set[asyncio.Task[Any]] = set()
-
-    # -- versions ----------------------------------------------------------------------------------
-
-    def api_versions(self, connection: Connection, header: p.RequestHeader, request: Any) -> Answer:
-        return respond(header, p.ApiVersionsResponse, error_code=0, api_keys=self._api_keys())
-
-    def unsupported_version(self) -> Any:
-        """The encoded answer to an ApiVersions request in a version that this broker does not
-        speak.  It is always in version 0."""
-        code = ErrorCode.UNSUPPORTED_VERSION
-        response = build(p.ApiVersionsResponse, error_code=code, api_keys=self._api_keys())
-        return response.encode(version=0)
-
-    def _api_keys(self) -> list[dict[str, int]]:
-        return [
-            {"api_key": a.key, "min_version": a.low, "max_version": a.high}
-            for a in sorted(self._apis(), key=lambda a: a.key)
-        ]
 
     # -- metadata ----------------------------------------------------------------------------------
 
@@ -311,52 +287,6 @@ class ClusterHandlers:
                 for n in told.nodes
             ],
         )
-
-    def describe_log_dirs(
-        self, connection: Connection, header: p.RequestHeader, request: Any
-    ) -> Answer:
-        return later(self._files.read(self._describe_log_dirs, header, request))
-
-    def _describe_log_dirs(self, header: p.RequestHeader, request: Any) -> Answer:
-        wanted = (
-            None
-            if request.topics is None
-            else {TopicPartition(t.topic, i) for t in request.topics for i in t.partitions}
-        )
-        results = []
-        for directory in self._services.logs.log_dirs:
-            topics: dict[str, list[dict[str, Any]]] = {}
-            for tp, partition in list(self._services.logs.partitions.items()):
-                if (wanted is None or tp in wanted) and partition.directory.parent == directory:
-                    row = {
-                        "partition_index": tp.partition,
-                        "partition_size": partition.size,
-                        "offset_lag": 0,
-                        "is_future_key": False,
-                    }
-                    topics.setdefault(tp.topic, []).append(row)
-            try:
-                stat = os.statvfs(directory)
-                total, usable, error = (
-                    stat.f_blocks * stat.f_frsize,
-                    stat.f_bavail * stat.f_frsize,
-                    0,
-                )
-            except OSError:
-                total, usable, error = -1, -1, int(ErrorCode.KAFKA_STORAGE_ERROR)
-            if directory in self._services.logs.offline:
-                total, usable, error, topics = -1, -1, int(ErrorCode.KAFKA_STORAGE_ERROR), {}
-            rows = [{"name": name, "partitions": parts} for name, parts in topics.items()]
-            results.append(
-                {
-                    "error_code": error,
-                    "log_dir": str(directory),
-                    "topics": rows,
-                    "total_bytes": total,
-                    "usable_bytes": usable,
-                }
-            )
-        return respond(header, p.DescribeLogDirsResponse, error_code=0, results=results)
 
     # -- topics ------------------------------------------------------------------------------------
 
@@ -567,39 +497,11 @@ class ClusterHandlers:
             header, p.ElectLeadersResponse, error_code=0, replica_election_results=results
         )
 
-    def describe_replicas(
-        self, connection: Connection, header: p.RequestHeader, request: Any
-    ) -> Answer:
-        """How replicas here get their records; a broker that is alone leads them all."""
-        replicas, partitions = self._services.replicas, self._services.logs.partitions
-        feeds = replicas.feeding() if replicas is not None else {}
-        wanted = None if request.topics is None else set(request.topics)
-        described = sorted(
-            tp
-            for tp in (feeds if replicas is not None else partitions)
-            if wanted is None or tp.topic in wanted
-        )
-
-        def answer() -> Answer:
-            topics: dict[str, list[dict[str, Any]]] = {}
-            for tp in described:
-                row = feeds.get(tp, Feeding(Feed.LEADS))._asdict()
-                topics.setdefault(tp.topic, []).append({"partition": tp.partition, **row})
-            rows = [{"topic": name, "partitions": found} for name, found in topics.items()]
-            return respond(header, p.DescribeReplicasResponse, error_code=0, topics=rows)
-
-        if len(described) < MANY_PARTITIONS:
-            return answer()
-        return later(self._files.read(answer))  # 4 ms for 1,000, and others wait
-
     def table(self) -> Iterable[tuple[str, Any, bool]]:
         return (
-            ("ApiVersions", self.api_versions, True),
             ("Metadata", self.metadata, True),
             ("DescribeTopicPartitions", self.describe_topic_partitions, True),
             ("DescribeCluster", self.describe_cluster, True),
-            ("DescribeLogDirs", self.describe_log_dirs, True),
-            ("DescribeReplicas", self.describe_replicas, True),
             ("CreateTopics", self.create_topics, True),
             ("DeleteTopics", self.delete_topics, True),
             ("CreatePartitions", self.create_partitions, True),

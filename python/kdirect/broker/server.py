@@ -413,7 +413,7 @@ class BrokerServer:
                     f"{api.name} version {version} is not one that this broker serves"
                     f" ({api.low} to {api.high})"
                 )
-            answer = Answer([self.handlers.cluster.unsupported_version()])
+            answer = Answer([self.handlers.versions.unsupported_version()])
             answer.header = p.response_header(api, 0, header.correlation_id)
             return answer
         request = p.decode_request(header, frame)
