@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kdirect.remote_metrics import REMOTE_ROWS
+from kdirect.state_metrics import SLASH_ROWS, STATE_ROWS
 
 
 @dataclass(frozen=True, slots=True)
@@ -567,95 +568,8 @@ METRICS: tuple[Metric, ...] = (
         "connection",
         "Requests that timed out and whose answer has not arrived yet.",
     ),
-    Metric("batches", "batches", "state", "Batches whose output was committed."),
-    Metric(
-        "attempts",
-        "attempts",
-        "state",
-        "Attempts of the job since its directory was made; of a planned job since it was started.",
-    ),
-    Metric(
-        "rows",
-        "rows",
-        "state",
-        "Rows read and decoded that passed the condition of their input, late ones included.",
-    ),
-    Metric("input_bytes", "bytes", "state", "Bytes of input, as epochs count them."),
-    Metric("late", "rows", "state", "Rows dropped because their windows had been emitted."),
-    Metric("null_value", "records", "state", "Records dropped because their value is null."),
-    Metric(
-        "wrong_size", "records", "state", "Records dropped: not of the size of the fixed layout."
-    ),
-    Metric("not_decoded", "records", "state", "Records dropped: not of the format of values."),
-    Metric("null_time", "rows", "state", "Rows dropped because their event time is null."),
-    Metric("before_1970", "rows", "state", "Rows dropped: their event time is before 1970."),
-    Metric(
-        "too_far_ahead",
-        "rows",
-        "state",
-        "Rows dropped: their event time is later than the wall clock and `max_ahead_us`.",
-    ),
-    Metric("too_long", "rows", "state", "Rows dropped: longer than an entry of the state may be."),
-    Metric("epochs", "epochs", "state", "Epochs that executors ended."),
-    Metric("deltas", "deltas", "state", "Fragments of an epoch that had something to send."),
-    Metric("sent_entries", "entries", "state", "Entries of keys in these deltas."),
-    Metric(
-        "sent_tuples",
-        "rows",
-        "state",
-        "Rows sent in place of entries, where an epoch hardly aggregated, and all in mode uppar.",
-    ),
-    Metric("sent_bytes", "bytes", "state", "Bytes of the deltas' pages."),
-    Metric(
-        "sent_buffers",
-        "buffers",
-        "state",
-        "Buffers sent: pages, and the ends of epochs and batches; over RDMA a WRITE each.",
-    ),
-    Metric(
-        "credit_waits",
-        "events",
-        "state",
-        "Times that an executor had a buffer to send and no credit of its receiver.",
-    ),
-    Metric("merged", "entries", "state", "Entries and rows that leaders merged."),
-    Metric("dropped_old_attempt", "buffers", "state", "Buffers of older attempts, without effect."),
-    Metric("dropped_repeated", "buffers", "state", "Buffers that came again, without effect."),
-    Metric(
-        "keys",
-        "keys",
-        "state",
-        "Keys in the windows that were open, when the last batch had been read and before it "
-        "emitted; of sliding windows, in each slice.",
-    ),
-    Metric("rows_out", "rows", "state", "Rows of windows emitted; without windows, keys changed."),
-    Metric(
-        "waits", "events", "state", "Times that an executor slept because it had nothing to do."
-    ),
-    Metric("state_bytes", "bytes", "state", "Mapped state in use after the newest batch."),
-    Metric("snapshots", "snapshots", "state", "Snapshots that are whole."),
-    Metric("snapshot_bytes", "bytes", "state", "Bytes of their parts."),
-    Metric(
-        "restores",
-        "executors",
-        "state",
-        "Times that an executor was told to begin from a snapshot, or empty.",
-    ),
-    Metric(
-        "batch", "batches", "slash", "The number of the batch, from 0: that of its epoch less 1."
-    ),
-    Metric("rows", "rows", "slash", "Rows that passed the condition, late ones included."),
-    Metric("input_bytes", "bytes", "slash", "Bytes of records read."),
-    Metric("dropped", "records", "slash", "Bad rows: not decoded, or of no acceptable event time."),
-    Metric("late", "rows", "slash", "Rows dropped because their windows had been emitted."),
-    Metric("keys", "keys", "slash", "Keys in open windows before the batch emitted."),
-    Metric("epochs", "epochs", "slash", "Epochs that tasks ended."),
-    Metric("bytes_written", "bytes", "slash", "Bytes of deltas sent to leaders by WRITE."),
-    Metric("credit_waits", "events", "slash", "Times that a task waited for a leader's credit."),
-    Metric("merged", "entries", "slash", "Entries and rows that leaders merged."),
-    Metric("rows_out", "rows", "slash", "Rows of the result; without windows, keys that changed."),
-    Metric("state_bytes", "bytes", "slash", "Mapped state in use after the batch."),
-    Metric("watermark", "time", "slash", "The time below which all windows were emitted."),
+    *(Metric(name, unit, "state", help) for name, unit, help in STATE_ROWS),
+    *(Metric(name, unit, "slash", help) for name, unit, help in SLASH_ROWS),
     Metric(
         "block_live_bytes",
         "bytes",

@@ -1,8 +1,9 @@
 """The one list of options: broker properties, topic properties, client settings and Spark options.
 
-Law: every option that a user can set is a row here; those of tiered storage are in
-`remote_options.py`, and join the tables here.  Parsing, defaults, checks and the pages in
-docs/ come from the row; what a row is, `option_table.py` says.
+Law: every option that a user can set is a row of a table here.  The rows of tiered storage are in
+`remote_options.py`, those of Spark in `spark_options.py`, those of the state engine in
+`state_options.py`.  Parsing, defaults, checks and the pages in docs/ come from the row; what a row
+is, `option_table.py` says.
 """
 
 from __future__ import annotations
@@ -10,13 +11,14 @@ from __future__ import annotations
 import re
 
 from kdirect.errors import ConfigError
-from kdirect.option_table import Option, Options, duration_ms
+from kdirect.option_table import Option, Options
 from kdirect.remote_options import (
     REMOTE_BROKER_ROWS,
     REMOTE_CLIENT_ROWS,
-    REMOTE_SPARK_ROWS,
     REMOTE_TOPIC_ROWS,
 )
+from kdirect.spark_options import SPARK_ROWS
+from kdirect.state_options import ENGINE_ROWS
 
 
 def _must_preallocate(value: bool) -> bool:
@@ -498,155 +500,6 @@ CLIENT = Options("Client settings", (
     *REMOTE_CLIENT_ROWS,
 ))
 
-# Names, defaults and precedence are those of Spark's Kafka connector; options that the connector
-# does not have come last.  None means that the option is not given.
-SPARK = Options("Spark options", (
-    Option("kafka.bootstrap.servers", "list", None,
-           "host:port of the broker; of a list, the first that answers is used.", required=True,
-           aliases=("bootstrap.servers",)),
-    Option("assign", "str", None,
-           'Source: the partitions to read, as JSON `{"topic":[0,1]}`. Exactly one of assign, '
-           "subscribe and subscribePattern."),
-    Option("subscribe", "list", None, "Source: the topics to read, separated by commas."),
-    Option("subscribePattern", "str", None,
-           "Source: a regular expression. Topics whose whole name matches are read, including "
-           "those created later."),
-    Option("startingTimestamp", "int", None,
-           "Source: start at the first record of this time (ms since 1970) or later, on every "
-           "partition. Takes precedence over startingOffsetsByTimestamp and startingOffsets. All "
-           "three apply to a new query only.", low=0),
-    Option("startingOffsetsByTimestamp", "str", None,
-           "Source: start times (ms since 1970) by partition, as JSON "
-           '`{"topic":{"0":1700000000000}}`. Takes precedence over startingOffsets.'),
-    Option("startingOffsets", "str", None,
-           'Source: `earliest`, `latest` or JSON `{"topic":{"0":23,"1":-2}}` (-2 earliest, -1 '
-           "latest). Default: latest for a stream, earliest for a batch."),
-    Option("startingOffsetsByTimestampStrategy", "enum", "error",
-           "Source: what to do when a start time is later than every record of a partition.",
-           choices=("error", "latest")),
-    Option("endingTimestamp", "int", None,
-           "Batch source: end before the first record of this time or later. Takes precedence "
-           "over the other ending options.", low=0),
-    Option("endingOffsetsByTimestamp", "str", None,
-           "Batch source: end times (ms since 1970) by partition, as JSON. Takes precedence over "
-           "endingOffsets."),
-    Option("endingOffsets", "str", None,
-           'Batch source: `latest` (the default) or JSON `{"topic":{"0":50,"1":-1}}`. -1 is the '
-           "latest; the end itself is not included."),
-    Option("failOnDataLoss", "bool", True,
-           "Source: fail when records were deleted before the query read them. With `false` the "
-           "query continues without them and logs what is missing."),
-    Option("kafkaConsumer.pollTimeoutMs", "ms", 120000,
-           "Source: how long a task may wait for the broker. An explicit `request.timeout.ms` "
-           "takes precedence.", low=1),
-    Option("fetchOffset.numRetries", "int", 3,
-           "Source: how often a failed request for the broker's offsets is repeated.", low=0),
-    Option("fetchOffset.retryIntervalMs", "ms", 10,
-           "Source: how long to wait before each repetition.", low=0),
-    Option("maxOffsetsPerTrigger", "int", None,
-           "Stream source: most records of one micro-batch, divided among partitions in "
-           "proportion to what each has waiting (pyspark 4.2 or later).", low=1),
-    Option("minOffsetsPerTrigger", "int", None,
-           "Stream source: how many records a micro-batch waits for, at most for maxTriggerDelay "
-           "(pyspark 4.2 or later).", low=1),
-    Option("maxTriggerDelay", "str", 900_000,
-           "Stream source: how long minOffsetsPerTrigger may delay a micro-batch (15m).",
-           check=duration_ms),
-    Option("minPartitions", "int", None,
-           "Source: least number of Spark partitions; large ranges of offsets are split.", low=1),
-    Option("maxRecordsPerPartition", "int", None,
-           "Source: most offsets of one Spark partition; larger ranges are split.", low=1),
-    Option("groupIdPrefix", "str", None, "Not available: the source joins no consumer group."),
-    Option("kafka.group.id", "str", None,
-           "Stream source: commit what each micro-batch has read as this group's offsets, so that "
-           "Kafka's tools show the lag.", aliases=("group.id",)),
-    Option("includeHeaders", "bool", False,
-           "Source: add the column headers. The sink writes a headers column whenever there is "
-           "one."),
-    Option("columns", "list", None,
-           "Source: the rows have only these columns, for example `value,offset`. Their order "
-           "stays that of the full row. A batch query that reads columns (docs/spark.md) selects "
-           "its columns without this option."),
-    Option("valueFormat", "enum", None,
-           "Source: decode values of this format (docs/value-formats.md). A row then has the "
-           "columns of the value, and only these.", choices=("fixed", "json", "arrow")),
-    Option("valueSchema", "str", None,
-           "Source with valueFormat: names and types of the columns. For fixed, with their "
-           "places, `user:int64, kind:int32@12`; for json and arrow `user long, at "
-           "timestamp(ms)`, or `.schema(...)` of the reader instead."),
-    Option("valueSize", "bytes", None,
-           "Source with valueFormat=fixed: bytes of a value. Default: up to the end of the last "
-           "field.", low=1, high=1 << 20),
-    Option("valueMode", "enum", "PERMISSIVE",
-           "Source with valueFormat: `PERMISSIVE` drops values that do not decode, counts them "
-           "and logs the first ones; `FAILFAST` ends the query with the first one.",
-           choices=("PERMISSIVE", "FAILFAST")),
-    Option("topic", "str", None,
-           "Sink: the topic to write to. Takes precedence over a topic column."),
-    Option("prefetchBytes", "bytes", 16 << 20,
-           "Source: how many decoded bytes a task may hold that Spark has not taken yet.", low=1),
-    Option("arrowBatchBytes", "bytes", 1 << 20,
-           "Source: size of the Arrow batches that Spark gets.", low=1024, high=256 << 20),
-    Option("partitionDiscoveryIntervalMs", "ms", 1000,
-           "Stream source: how often to look for new topics and partitions.", low=0),
-    *REMOTE_SPARK_ROWS,
-    Option("taskStatisticsDir", "str", None,
-           "Source: an existing directory where each task writes a JSON line of what its reader "
-           "did (READs, bytes, transport, values that gave no row)."),
-    Option("checkpointLocation", "str", None, "Spark's own; Spark passes it to a stream's sink."),
-    Option("queryName", "str", None, "Spark's own; Spark passes it to a stream's sink."),
-    Option("path", "str", None, "Not available: subscribe or topic names the topic."),
-), ignore_case=True)
-
-ENGINE = Options("Options of the state engine", (
-    Option("exchange", "enum", "rdma",
-           "How executors reach each other: over RDMA, over TCP, or (auto) over RDMA where there "
-           "is a path and else over TCP.",
-           choices=("auto", "rdma", "tcp")),
-    Option("provider", "enum", "shm",
-           "The RDMA provider of the exchange: shm within one host, verbs between hosts.",
-           choices=("shm", "verbs")),
-    Option("epoch_bytes", "bytes", 64 << 20,
-           "Input of an executor after which it sends what changed to the keys' leaders.", low=1),
-    Option("block_rows", "int", 1 << 16,
-           "Rows that an executor applies at a time; between two blocks it merges what has come.",
-           low=1, high=1 << 16),
-    Option("slots", "int", 8, "Buffers of a channel (a power of two).", low=2, high=1024),
-    Option("slot_bytes", "bytes", 64 << 10,
-           "The size of a buffer, with its footer.", low=4096, high=1 << 24),
-    Option("state_limit", "bytes", 8 << 30,
-           "Most bytes of state that one executor may map.", low=1 << 20),
-    Option("fragment_limit", "bytes", 1 << 30,
-           "Most bytes that the fragments of one executor may take.", low=1 << 20),
-    Option("state_memory", "str", None,
-           "Directory below which executors map their state; /dev/shm where the host has it."),
-    Option("adaptive_ratio", "float", 3.0,
-           "Rows that a new key must be expected to get in the rest of its epoch to be aggregated"
-           " before it is sent; rows of other keys are sent as they are. 0: all are aggregated.",
-           low=0),
-    Option("starting_offsets", "enum", "earliest",
-           "Where a new job begins to read.", choices=("earliest", "latest")),
-    Option("batch_records", "int", None,
-           "Most records of one batch, divided among the partitions. None: all that are there.",
-           low=1),
-    Option("trigger_interval", "ms", 0,
-           "The least time from the start of one batch to the start of the next one.", low=0),
-    Option("snapshot_interval", "ms", 30_000,
-           "Time between two snapshots of the state, which are taken after a batch.", low=0),
-    Option("listen_address", "str", "127.0.0.1",
-           "Address of this host on which the coordinator listens for executors."),
-    Option("advertised_address", "str", None,
-           "Address by which executors reach the coordinator; listen_address if it is not given."),
-    Option("stall_timeout", "ms", 120_000,
-           "How long an executor that owes an answer may say nothing, or all of them may get no "
-           "further, before they are held to hang and are started again; 0: for ever. A batch may "
-           "take longer: executors say each second that they go on.", low=0),
-    Option("start_timeout", "ms", 60_000, "How long executors may take to start.", low=1),
-    Option("broker_timeout", "ms", 120_000,
-           "How long a job waits for brokers that do not answer before it ends with their error.",
-           low=0),
-    Option("max_restarts", "int", 10,
-           "How often in a row executors that died are started again without a batch between.",
-           low=0),
-))
+SPARK = Options("Spark options", SPARK_ROWS, ignore_case=True)
+ENGINE = Options("Options of the state engine", ENGINE_ROWS)
 # fmt: on

@@ -15,7 +15,8 @@ from tests.tidy.tree import PACKAGES, ROOT, ident, sources
 # pyproject.toml, where they hold for .py files; here they hold for compiled modules as well,
 # cimports included.
 EVERYONE = {"errors", "lazy_names", "model", "option_table", "options", "metrics", "machine"}
-EVERYONE |= {"remote_options", "remote_metrics"}  # rows of `options` and `metrics`
+# Rows of `options` and `metrics`.
+EVERYONE |= {"remote_options", "spark_options", "state_options", "remote_metrics", "state_metrics"}
 EVERYONE |= {"failpoints", "blocks", "huge_pages"}
 ARROWS = {
     "format": set(),
