@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kdirect.errors import CorruptLogError, LogError, StorageFullError
-from kdirect.log import checkpoint, manager
+from kdirect.log import checkpoint, directories
 from kdirect.log.head import SpareHead
 from kdirect.log.manager import LogManager
 from kdirect.log.trouble import Trouble, trouble_of
@@ -103,14 +103,14 @@ def test_nothing_is_made_in_a_directory_that_fails_meanwhile(
     """Nobody would let go of it: its directory's partitions are gone through by then."""
     with LogManager([tmp_path / "a", tmp_path / "b"], replicated=True) as m:
         first = m.create_partition(TopicPartition("t", 0))
-        begin = manager.begin_directory
+        begin = directories.begin_directory
 
         def fails_meanwhile(directory: Path, *arguments: Any) -> None:
             begin(directory, *arguments)
             if directory.parent == first.directory.parent:
                 m.look_into(first, caused(errno.EIO))
 
-        monkeypatch.setattr(manager, "begin_directory", fails_meanwhile)
+        monkeypatch.setattr(directories, "begin_directory", fails_meanwhile)
         wanted = [TopicPartition("t", n) for n in (1, 2)]  # one in each directory
         with pytest.raises(LogError, match="failed while"):
             m.create_partitions(wanted)

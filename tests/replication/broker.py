@@ -22,7 +22,8 @@ from kdirect.broker.pushed_partition import PushedPartition, RingMemory
 from kdirect.broker.worker import ProduceWorker
 from kdirect.format import layout
 from kdirect.log.config import LogConfig
-from kdirect.log.manager import LOCK_FILE, LogManager
+from kdirect.log.directories import LOCK_FILE
+from kdirect.log.manager import LogManager
 from kdirect.log.segment_search import locate
 from kdirect.model import TopicPartition
 from kdirect.rdma.contract import Access, Memory, State

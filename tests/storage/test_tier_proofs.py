@@ -20,7 +20,7 @@ from kdirect.format import protocol as p
 from kdirect.format.remote_metadata import RemoteSegment, RemoteSegmentUpdate, SegmentState
 from kdirect.format.schema import build
 from kdirect.format.segment_object import CustomMetadata, TailPlace, pack_custom_metadata
-from kdirect.log.manager import INDEX_CACHE
+from kdirect.log.directories import INDEX_CACHE
 from kdirect.model import TopicPartition
 from kdirect.remote_metrics import REMOTE_ROWS
 from tests.broker.conftest import Raw

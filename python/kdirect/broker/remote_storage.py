@@ -36,7 +36,8 @@ from kdirect.errors import LogError
 from kdirect.format.protocol import RequestHeader
 from kdirect.format.remote_metadata import RemotePartitionDelete, RemoteSegment
 from kdirect.format.segment_object import parse_key
-from kdirect.log.manager import INDEX_CACHE, LogManager
+from kdirect.log.directories import INDEX_CACHE
+from kdirect.log.manager import LogManager
 from kdirect.log.partition import Partition
 from kdirect.objects.store import ObjectStore
 from kdirect.remote_options import BROKER_CREDENTIALS, store_properties

@@ -1,8 +1,9 @@
 """The log manager: all partitions of a broker, in one or more log directories.
 
-Law of the room: owns the directories (one broker at a time: ``.lock``), the list of partitions, the
-checkpoints and the marker of a clean shutdown.  It runs no thread and reads no clock: the broker
-calls `apply_retention`, `flush_due` and `checkpoint` when they are due.
+Law of the room: owns the list of partitions, the checkpoints and the marker of a clean shutdown;
+whose the directories are, and what lies in them, is `kdirect.log.directories`.  It runs no thread
+and reads no clock: the broker calls `apply_retention`, `flush_due` and `checkpoint` when they are
+due.
 
 Life: construct, `open`, use, `close`.  A process that dies without `close` leaves no clean-shutdown
 marker, and the next `open` recovers.  Any thread may call.
@@ -20,14 +21,12 @@ and copied at once before they are walked.
 from __future__ import annotations
 
 import errno
-import fcntl
 import logging
 import os
-import re
 import shutil
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,21 +34,24 @@ from typing import Any
 from kdirect.errors import ClosedError, ConfigError, CorruptLogError, KdirectError, LogError
 from kdirect.log import checkpoint
 from kdirect.log.config import LogConfig
+from kdirect.log.directories import (
+    DirectoryLocks,
+    identify,
+    make_directories,
+    partition_directories,
+    read_meta,
+    tiered_topics,
+)
 from kdirect.log.kernel_producers import expire_producers
 from kdirect.log.partition import Partition
-from kdirect.log.recovery import begin_directory, load_partition
+from kdirect.log.recovery import load_partition
 from kdirect.log.remote_rules import refuse_tiered, refuse_without_system
 from kdirect.log.trouble import Trouble, trouble_of
 from kdirect.model import TopicPartition, check_topic_name
 
 log = logging.getLogger("kdirect.log")
 
-LOCK_FILE = ".lock"
-INDEX_CACHE = "remote-log-index-cache"  # of `kdirect.storage`, beside the partitions, as Kafka's
-PARTITION_DIRECTORY = re.compile(r"([a-zA-Z0-9._-]{1,249})-(\d{1,10})\Z")
 LOST_START = -1  # the checkpoint of log starts is missing or damaged
-_DELETED_SUFFIX = "-delete"
-_NEW_SUFFIX = "-new"  # of directories that are being made
 
 
 class LogManager:
@@ -90,7 +92,7 @@ class LogManager:
         self.partitions: dict[TopicPartition, Partition] = {}
         self._wanted_cluster_id = cluster_id
         self._adopts = False
-        self._locks: list[int] = []
+        self._locks = DirectoryLocks()
         self._plain = self.config.with_overrides({})  # of every topic without properties of its own
         self._by_topic: dict[str, dict[int, Partition]] = {}
         self._change_lock = threading.RLock()
@@ -107,12 +109,18 @@ class LogManager:
                 raise LogError("the log manager is open already")
             try:
                 for directory in self.log_dirs:
-                    self._unless_failed(directory, self._lock_directory)
+                    self._unless_failed(directory, self._locks.take)
                 for directory in self.usable_dirs:
-                    self._unless_failed(directory, _read_meta)
-                self._check_identity()
+                    self._unless_failed(directory, read_meta)
+                self.cluster_id = identify(
+                    self.usable_dirs,
+                    self.node_id,
+                    self.cluster_id,
+                    wanted=self._wanted_cluster_id,
+                    adopt=self._adopts,
+                )
                 if not self.config.remote_system:
-                    tiered = [self._unless_failed(d, _tiered_topics) for d in self.usable_dirs]
+                    tiered = [self._unless_failed(d, tiered_topics) for d in self.usable_dirs]
                     refuse_tiered(sorted({name for found in tiered for name in found or ()}))
                 clean = [
                     self._unless_failed(directory, self._load_directory)
@@ -126,7 +134,7 @@ class LogManager:
                     partition.close(clean=False)
                 self.partitions.clear()
                 self._by_topic.clear()
-                self._unlock()
+                self._locks.release()
                 raise
             self._opened = True
         return self
@@ -159,80 +167,6 @@ class LogManager:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _lock_directory(self, directory: Path) -> None:
-        try:
-            directory.mkdir(parents=True, exist_ok=True)
-            fd = os.open(directory / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        except OSError as e:
-            raise LogError(
-                f"log directory {directory} cannot be used: {e}",
-                hint="check log.dirs and the permissions there",
-            ) from e
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as e:
-            os.close(fd)
-            raise LogError(
-                f"log directory {directory} is in use by another broker",
-                hint="stop it or choose other log.dirs",
-            ) from e
-        self._locks.append(fd)
-
-    def _unlock(self) -> None:
-        for fd in self._locks:
-            os.close(fd)
-        self._locks.clear()
-
-    def _check_identity(self) -> None:
-        found: dict[Path, dict[str, str] | None] = {
-            directory: _read_meta(directory) for directory in self.usable_dirs
-        }
-        for directory, properties in found.items():
-            if properties is None:
-                continue
-            node = properties.get("node.id", properties.get("broker.id"))
-            if node is not None and not (node.isascii() and node.isdigit()):
-                raise CorruptLogError(
-                    f"{directory / checkpoint.META_PROPERTIES} is damaged: node {node!r}",
-                    hint="restore it, or remove it to start with defaults",
-                )
-            if node is not None and node != str(self.node_id):
-                raise LogError(
-                    f"{directory} belongs to node {node}, and this is node {self.node_id}",
-                    hint="set node.id, or use other log.dirs",
-                )
-            cluster = properties.get("cluster.id", "")
-            if self._adopts:
-                if cluster != self._wanted_cluster_id:
-                    path = directory / checkpoint.META_PROPERTIES
-                    adopted = {**properties, "cluster.id": str(self._wanted_cluster_id)}
-                    checkpoint.write_properties(path, adopted)
-                continue
-            if cluster and self._wanted_cluster_id and cluster != self._wanted_cluster_id:
-                raise LogError(
-                    f"{directory} belongs to cluster {cluster}, not {self._wanted_cluster_id}",
-                    hint="use other log.dirs",
-                )
-            if cluster and self.cluster_id and cluster != self.cluster_id:
-                raise LogError(
-                    f"{directory} belongs to cluster {cluster}, other log directories to"
-                    f" {self.cluster_id}",
-                    hint="use log.dirs of one cluster",
-                )
-            self.cluster_id = cluster or self.cluster_id
-        self.cluster_id = self.cluster_id or checkpoint.encode_id(checkpoint.new_id())
-        for directory, properties in found.items():
-            if properties is None or "cluster.id" not in properties:
-                checkpoint.write_properties(
-                    directory / checkpoint.META_PROPERTIES,
-                    {
-                        "version": "1",
-                        "cluster.id": self.cluster_id,
-                        "node.id": str(self.node_id),
-                        "directory.id": checkpoint.encode_id(checkpoint.new_id()),
-                    },
-                )
-
     def _load_directory(self, directory: Path) -> bool:
         """Load what is there; whether the broker before had closed it cleanly."""
         marker = directory / checkpoint.CLEAN_SHUTDOWN
@@ -242,7 +176,12 @@ class LogManager:
         marks = checkpoint.read_offsets(directory / checkpoint.HIGH_WATERMARKS)
         unsynced: list[Path] = []
         loaded = 0
-        for tp, path in self._partition_directories(directory):
+        for tp, path in partition_directories(directory):
+            if tp in self.partitions:
+                raise CorruptLogError(
+                    f"partition {tp} exists in {self.partitions[tp].directory} and in {path}",
+                    hint="move one away",
+                )
             start = log_starts.get(tp) if log_starts is not None else LOST_START
             known = (recovery_points.get(tp, 0), start, marks.get(tp, 0))
             self._load(tp, path, clean, *known, unsynced)
@@ -264,30 +203,6 @@ class LogManager:
                 "a clean shutdown" if clean else "a crash",
             )
         return clean
-
-    def _partition_directories(self, directory: Path) -> Iterator[tuple[TopicPartition, Path]]:
-        """The partitions in a log directory; what a deletion, or a creation that was not finished,
-        has left is removed."""
-        with os.scandir(directory) as entries:
-            names = sorted(e.name for e in entries if e.is_dir() and e.name != INDEX_CACHE)
-        for name in names:
-            path = directory / name
-            whole = name.removesuffix(_NEW_SUFFIX)
-            unfinished = whole != name and PARTITION_DIRECTORY.match(whole)
-            if unfinished or name.endswith(_DELETED_SUFFIX):
-                shutil.rmtree(path, ignore_errors=True)
-                continue
-            match = PARTITION_DIRECTORY.match(name)
-            if match is None:
-                log.warning("%s is no partition: it is left alone", path)
-                continue
-            tp = TopicPartition(match[1], int(match[2]))
-            if tp in self.partitions:
-                raise CorruptLogError(
-                    f"partition {tp} exists in {self.partitions[tp].directory} and in {path}",
-                    hint="move one away",
-                )
-            yield tp, path
 
     def _load(
         self,
@@ -364,7 +279,7 @@ class LogManager:
                                 b'{"version":0,"brokerEpoch":-1}',
                             )
             finally:
-                self._unlock()
+                self._locks.release()
             if failed:
                 raise failed[0]
 
@@ -410,7 +325,7 @@ class LogManager:
                 places = self._places(topic_partitions)
                 for parent, some in places.items():
                     try:
-                        self._make_directories(parent, some, config, topic_id, named)
+                        make_directories(parent, some, config, topic_id, named)
                         for tp in some:
                             directory = parent / str(tp)
                             files = os.listdir(directory)
@@ -455,35 +370,6 @@ class LogManager:
             held[parent] += 1
             places.setdefault(parent, []).append(tp)
         return places
-
-    def _make_directories(
-        self,
-        parent: Path,
-        topic_partitions: Sequence[TopicPartition],
-        config: LogConfig,
-        topic_id: uuid.UUID | None,
-        named: list[Path],
-    ) -> None:
-        """Empty logs, on disk; `named` gets those that have their names."""
-        assert topic_id is not None
-        fresh: list[Path] = []
-        try:
-            for tp in topic_partitions:
-                if (parent / str(tp)).exists():
-                    raise FileExistsError(errno.EEXIST, "there is something", str(parent / str(tp)))
-                fresh.append(parent / f"{tp}{_NEW_SUFFIX}")
-                shutil.rmtree(fresh[-1], ignore_errors=True)
-                begin_directory(fresh[-1], config, topic_id)
-            paths = [path for unnamed in fresh for path in (*unnamed.iterdir(), unnamed)]
-            checkpoint.sync_paths(parent, paths)
-            for unnamed, tp in zip(fresh, topic_partitions, strict=True):
-                os.rename(unnamed, parent / str(tp))
-                named.append(parent / str(tp))
-            checkpoint.sync_directory(parent)
-        except BaseException:
-            for unnamed in fresh:
-                shutil.rmtree(unnamed, ignore_errors=True)
-            raise
 
     def _add(self, partition: Partition) -> None:
         topic, number = partition.topic_partition
@@ -684,17 +570,3 @@ class LogManager:
             for name, value in partition.statistics().items():
                 total[name] = total.get(name, 0) + value
         return total
-
-
-def _tiered_topics(directory: Path) -> set[str]:
-    """The topics that are tiered among those that have partitions in a log directory."""
-    found = set()
-    for match in filter(None, map(PARTITION_DIRECTORY.match, os.listdir(directory))):
-        own = checkpoint.read_properties(directory / match[0] / checkpoint.TOPIC_PROPERTIES)
-        if own is not None and own.get("remote.storage.enable") == "true":
-            found.add(match[1])
-    return found
-
-
-def _read_meta(directory: Path) -> dict[str, str] | None:
-    return checkpoint.read_properties(directory / checkpoint.META_PROPERTIES)

@@ -31,7 +31,7 @@ from kdirect.cluster.partition_state import NO_INCARNATION
 from kdirect.cluster.records import OWN
 from kdirect.errors import CorruptLogError
 from kdirect.log import checkpoint
-from kdirect.log.manager import PARTITION_DIRECTORY
+from kdirect.log.directories import PARTITION_DIRECTORY
 from kdirect.model import TopicPartition
 
 log = logging.getLogger("kdirect.member")

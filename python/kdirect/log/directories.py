@@ -1,0 +1,189 @@
+"""Log directories on disk: whose they are, which partitions lie in them, how new ones come to be.
+
+Law of the file: it knows names and ``meta.properties``, and opens no log.  A directory belongs to
+one node of one cluster, and to one broker at a time (``.lock``).  What a crash has left of a
+deletion, or of a creation, is removed where directories are walked.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import logging
+import os
+import re
+import shutil
+import uuid
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from kdirect.errors import CorruptLogError, LogError
+from kdirect.log import checkpoint
+from kdirect.log.config import LogConfig
+from kdirect.log.recovery import begin_directory
+from kdirect.model import TopicPartition
+
+log = logging.getLogger("kdirect.log")
+
+LOCK_FILE = ".lock"
+INDEX_CACHE = "remote-log-index-cache"  # of `kdirect.storage`, beside the partitions, as Kafka's
+PARTITION_DIRECTORY = re.compile(r"([a-zA-Z0-9._-]{1,249})-(\d{1,10})\Z")
+_DELETED_SUFFIX = "-delete"
+_NEW_SUFFIX = "-new"  # of directories that are being made
+
+
+class DirectoryLocks:
+    """The locks that one broker has on its directories, until `release` or its end."""
+
+    def __init__(self) -> None:
+        self._descriptors: list[int] = []
+
+    def take(self, directory: Path) -> None:
+        """Make the directory, unless it is there, and lock it."""
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            fd = os.open(directory / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as e:
+            raise LogError(
+                f"log directory {directory} cannot be used: {e}",
+                hint="check log.dirs and the permissions there",
+            ) from e
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as e:
+            os.close(fd)
+            raise LogError(
+                f"log directory {directory} is in use by another broker",
+                hint="stop it or choose other log.dirs",
+            ) from e
+        self._descriptors.append(fd)
+
+    def release(self) -> None:
+        for fd in self._descriptors:
+            os.close(fd)
+        self._descriptors.clear()
+
+
+def identify(
+    directories: Sequence[Path],
+    node_id: int,
+    cluster_id: str,
+    *,
+    wanted: str | None,
+    adopt: bool,
+) -> str:
+    """The cluster of the directories, which are this node's: the one that is `wanted`, that they
+    name (`cluster_id`, until one of them does), or a new one.  New directories are marked; with
+    `adopt` all are.  LogError for those of another node or cluster."""
+    found: dict[Path, dict[str, str] | None] = {
+        directory: read_meta(directory) for directory in directories
+    }
+    for directory, properties in found.items():
+        if properties is None:
+            continue
+        node = properties.get("node.id", properties.get("broker.id"))
+        if node is not None and not (node.isascii() and node.isdigit()):
+            raise CorruptLogError(
+                f"{directory / checkpoint.META_PROPERTIES} is damaged: node {node!r}",
+                hint="restore it, or remove it to start with defaults",
+            )
+        if node is not None and node != str(node_id):
+            raise LogError(
+                f"{directory} belongs to node {node}, and this is node {node_id}",
+                hint="set node.id, or use other log.dirs",
+            )
+        cluster = properties.get("cluster.id", "")
+        if adopt:
+            if cluster != wanted:
+                path = directory / checkpoint.META_PROPERTIES
+                adopted = {**properties, "cluster.id": str(wanted)}
+                checkpoint.write_properties(path, adopted)
+            continue
+        if cluster and wanted and cluster != wanted:
+            raise LogError(
+                f"{directory} belongs to cluster {cluster}, not {wanted}",
+                hint="use other log.dirs",
+            )
+        if cluster and cluster_id and cluster != cluster_id:
+            raise LogError(
+                f"{directory} belongs to cluster {cluster}, other log directories to {cluster_id}",
+                hint="use log.dirs of one cluster",
+            )
+        cluster_id = cluster or cluster_id
+    cluster_id = cluster_id or checkpoint.encode_id(checkpoint.new_id())
+    for directory, properties in found.items():
+        if properties is None or "cluster.id" not in properties:
+            checkpoint.write_properties(
+                directory / checkpoint.META_PROPERTIES,
+                {
+                    "version": "1",
+                    "cluster.id": cluster_id,
+                    "node.id": str(node_id),
+                    "directory.id": checkpoint.encode_id(checkpoint.new_id()),
+                },
+            )
+    return cluster_id
+
+
+def partition_directories(directory: Path) -> Iterator[tuple[TopicPartition, Path]]:
+    """The partitions in a log directory; what a deletion, or a creation that was not finished,
+    has left is removed."""
+    with os.scandir(directory) as entries:
+        names = sorted(e.name for e in entries if e.is_dir() and e.name != INDEX_CACHE)
+    for name in names:
+        path = directory / name
+        whole = name.removesuffix(_NEW_SUFFIX)
+        unfinished = whole != name and PARTITION_DIRECTORY.match(whole)
+        if unfinished or name.endswith(_DELETED_SUFFIX):
+            shutil.rmtree(path, ignore_errors=True)
+            continue
+        match = PARTITION_DIRECTORY.match(name)
+        if match is None:
+            log.warning("%s is no partition: it is left alone", path)
+            continue
+        tp = TopicPartition(match[1], int(match[2]))
+        yield tp, path
+
+
+def make_directories(
+    parent: Path,
+    topic_partitions: Sequence[TopicPartition],
+    config: LogConfig,
+    topic_id: uuid.UUID | None,
+    named: list[Path],
+) -> None:
+    """Empty logs, on disk; `named` gets those that have their names."""
+    assert topic_id is not None
+    fresh: list[Path] = []
+    try:
+        for tp in topic_partitions:
+            if (parent / str(tp)).exists():
+                raise FileExistsError(errno.EEXIST, "there is something", str(parent / str(tp)))
+            fresh.append(parent / f"{tp}{_NEW_SUFFIX}")
+            shutil.rmtree(fresh[-1], ignore_errors=True)
+            begin_directory(fresh[-1], config, topic_id)
+        paths = [path for unnamed in fresh for path in (*unnamed.iterdir(), unnamed)]
+        checkpoint.sync_paths(parent, paths)
+        for unnamed, tp in zip(fresh, topic_partitions, strict=True):
+            os.rename(unnamed, parent / str(tp))
+            named.append(parent / str(tp))
+        checkpoint.sync_directory(parent)
+    except BaseException:
+        for unnamed in fresh:
+            shutil.rmtree(unnamed, ignore_errors=True)
+        raise
+
+
+def tiered_topics(directory: Path) -> set[str]:
+    """The topics that are tiered among those that have partitions in a log directory."""
+    found = set()
+    for match in filter(None, map(PARTITION_DIRECTORY.match, os.listdir(directory))):
+        own = checkpoint.read_properties(directory / match[0] / checkpoint.TOPIC_PROPERTIES)
+        if own is not None and own.get("remote.storage.enable") == "true":
+            found.add(match[1])
+    return found
+
+
+def read_meta(directory: Path) -> dict[str, str] | None:
+    """``meta.properties``; None: there is none."""
+    return checkpoint.read_properties(directory / checkpoint.META_PROPERTIES)
