@@ -89,7 +89,7 @@ def proposed_by_an_old_high_watermark() -> Iterator[None]:
 @contextmanager
 def producers_forgotten() -> Iterator[None]:
     """A log that is cut does not look up what its producers sent last."""
-    with mock.patch("kdirect.log.rolling.load_producers", lambda *_: None):
+    with mock.patch("kdirect.log.cutting.load_producers", lambda *_: None):
         yield
 
 

@@ -32,12 +32,13 @@ from kdirect.format.batch import iterate_batches
 from kdirect.log import checkpoint, producer_state, reading
 from kdirect.log.clock import now_ms as now_ms
 from kdirect.log.config import PAGE_BYTES, kernel_settings, whole_pages
+from kdirect.log.cutting import Cutting
 from kdirect.log.head import PreparedHead
 from kdirect.log.kernel import NO_HEAD, NO_SPACE, UNKNOWN_EPOCH
 from kdirect.log.kernel_marks import advance_high_watermark, load_high_watermark
 from kdirect.log.kernel_producers import set_producers
 from kdirect.log.replica_marks import note_on_disk
-from kdirect.log.rolling import Rolling, log
+from kdirect.log.rolling import log
 from kdirect.log.segment import Segment
 from kdirect.log.segment_source import FileExtent, Release, SegmentSource
 from kdirect.log.views import KernelView, SealedSegment
@@ -70,7 +71,7 @@ class SealedExtent(NamedTuple):
     end_offset: int
 
 
-class ReplicaLog(Rolling):
+class ReplicaLog(Cutting):
     """See the module.  What it works on is made by `Partition`."""
 
     dense_from: int
