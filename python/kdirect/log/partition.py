@@ -55,7 +55,7 @@ from kdirect.log.growth import HeadUse
 from kdirect.log.head import SPARE_WITHIN_S, SpareHead
 from kdirect.log.kernel import NO_HEAD, NO_SPACE, CommitKernel
 from kdirect.log.kernel_producers import known_producers
-from kdirect.log.replica_log import ReplicaLog
+from kdirect.log.log_agreement import LogAgreement
 from kdirect.log.results import CommitResult
 from kdirect.log.retention import expired, expired_locally
 from kdirect.log.rolling import RollCallback
@@ -69,7 +69,7 @@ log = logging.getLogger("kdirect.log")
 AppendResult: TypeAlias = CommitResult
 
 
-class Partition(ReplicaLog):
+class Partition(LogAgreement):
     """See the module.  Life: made by `kdirect.log.recovery.load_partition` (or
     `LogManager.create_partition`), ended by `close`."""
 
