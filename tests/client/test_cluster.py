@@ -26,7 +26,8 @@ from kdirect.errors import (
 )
 from kdirect.format import protocol
 from kdirect.model import TopicPartition
-from kdirect.wire.cluster import Backoff, Cluster
+from kdirect.wire.backoff import Backoff
+from kdirect.wire.cluster import Cluster
 from kdirect.wire.metadata import PartitionMetadata, TopicMetadata
 from kdirect.wire.servers import parse_servers
 

@@ -42,8 +42,9 @@ from kdirect.format import protocol
 from kdirect.format.error_codes import ErrorCode
 from kdirect.model import EARLIEST_OFFSET, LATEST_OFFSET, TopicPartition, check_topic_name
 from kdirect.wire.broker_errors import broker_error
-from kdirect.wire.cluster import Cluster, TopicMetadata
+from kdirect.wire.cluster import Cluster
 from kdirect.wire.connection import Connection
+from kdirect.wire.metadata import TopicMetadata
 
 T = TypeVar("T")
 

@@ -36,8 +36,9 @@ from kdirect.format import protocol
 from kdirect.format.chain import DAMAGED_HINT
 from kdirect.format.error_codes import ErrorCode, error_kind
 from kdirect.model import TopicPartition
+from kdirect.wire.backoff import Backoff
 from kdirect.wire.broker_errors import broker_error, read_error
-from kdirect.wire.cluster import Backoff, Cluster
+from kdirect.wire.cluster import Cluster
 from kdirect.wire.connection import Connection, Pending
 
 DEFAULT_FETCH_BYTES = 1 << 20

@@ -57,8 +57,9 @@ from kdirect.model import TopicPartition
 from kdirect.wire.attempt import Attempt
 from kdirect.wire.bell import Bell
 from kdirect.wire.broker_errors import broker_error
-from kdirect.wire.cluster import Cluster, Node
+from kdirect.wire.cluster import Cluster
 from kdirect.wire.connection import Connection, Pending, wait_for_any
+from kdirect.wire.metadata import Node
 
 log = logging.getLogger("kdirect.client")
 
