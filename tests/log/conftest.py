@@ -21,6 +21,7 @@ from kafka.record.default_records import DefaultRecordBatchBuilder
 
 from kdirect.log.config import LogConfig
 from kdirect.log.kernel import CommitKernel
+from kdirect.log.kernel_head import install_head
 from kdirect.log.manager import LogManager
 from kdirect.log.partition import Partition
 from kdirect.model import TopicPartition
@@ -89,7 +90,8 @@ class Head:
             self.install()
 
     def install(self) -> None:
-        self.kernel.install_head(
+        install_head(
+            self.kernel,
             self.address,
             self.capacity,
             segment_base_offset=self.kernel.log_end_offset,

@@ -21,6 +21,7 @@ from kdirect.errors import LogError
 from kdirect.format import layout
 from kdirect.format.batch import crc32c, iterate_batches
 from kdirect.log.kernel import NO_HEAD, NO_SPACE, WRONG_POSITION, CommitKernel
+from kdirect.log.kernel_head import install_head, seal_head
 from kdirect.log.kernel_marks import advance_high_watermark
 from kdirect.log.kernel_producers import expire_producers, known_producers
 from tests.log.conftest import commit_at_tail
@@ -427,7 +428,7 @@ def test_index_entries_are_those_of_kafka(batch, head) -> None:
     assert h.kernel.index_entries() == (len(offsets), len(times))
     assert list(struct.iter_unpack(">II", h.offset_index[: len(offsets) * 8])) == offsets
     assert list(struct.iter_unpack(">qI", h.time_index[: len(times) * 12])) == times
-    sealed = h.kernel.seal()
+    sealed = seal_head(h.kernel)
     assert (sealed.size, sealed.end_offset, sealed.max_timestamp) == (position, offset, largest)
     if largest > indexed:
         times.append((largest, largest_at))
@@ -444,7 +445,7 @@ def test_a_full_index_asks_for_a_roll(batch, head) -> None:
     assert commit_at_tail(h.kernel, len(batch()), NOW).error == 0, (
         "RDMA requests are in the head already"
     )
-    assert h.kernel.seal().time_entries <= 4
+    assert seal_head(h.kernel).time_entries <= 4
 
 
 # -- slots -----------------------------------------------------------------------------------------
@@ -483,7 +484,7 @@ def test_slots_follow_the_head(batch, head) -> None:
     h.kernel.set_log_start_offset(51)
     h.kernel.set_leader_epoch(4)
     assert (slots.read(0)["start"], slots.read(0)["epoch"], slots.read(2)["epoch"]) == (51, 4, 3)
-    h.kernel.seal()
+    seal_head(h.kernel)
     s = slots.read(1)
     assert (s["flags"], s["base"], s["readable"], s["high"]) == (3, 50, 2 * size, 52)
     h.kernel.attach_slot(slots.address(3), 8)
@@ -513,7 +514,7 @@ def test_group_commit_holds_the_high_watermark(batch, head) -> None:
     advance_high_watermark(h.kernel, 9, 9 * size, 0)
     advance_high_watermark(h.kernel, 3, 3 * size, 17)
     assert h.kernel.high_watermark == 2, "never back, never past the end, never for another segment"
-    assert h.kernel.seal().end_offset == 3, "sealed with a record that may not be read yet"
+    assert seal_head(h.kernel).end_offset == 3, "sealed with a record that may not be read yet"
     s = slots.read(0)
     assert (s["flags"], s["readable"], s["high"]) == (layout.SLOT_FLAG_ASSIGNED, 2 * size, 2)
     advance_high_watermark(h.kernel, 3, 3 * size, 0)
@@ -596,9 +597,9 @@ def test_concurrent_appends_keep_offsets_contiguous(batch, head) -> None:
 def test_head_must_continue_the_log(head) -> None:
     h = head(base_offset=5)
     with pytest.raises(LogError):
-        h.kernel.install_head(h.address, h.capacity, segment_base_offset=5)
-    h.kernel.seal()
+        install_head(h.kernel, h.address, h.capacity, segment_base_offset=5)
+    seal_head(h.kernel)
     with pytest.raises(LogError):
-        h.kernel.install_head(h.address, h.capacity, segment_base_offset=6)
+        install_head(h.kernel, h.address, h.capacity, segment_base_offset=6)
     with pytest.raises(LogError):
-        CommitKernel().install_head(0, 100, segment_base_offset=0)
+        install_head(CommitKernel(), 0, 100, segment_base_offset=0)

@@ -12,6 +12,7 @@ from kdirect.errors import StorageFullError
 from kdirect.log import checkpoint
 from kdirect.log.ack_gate import AckGate
 from kdirect.log.config import LogConfig
+from kdirect.log.kernel_head import freeze_head, thaw_head
 from kdirect.log.manager import LogManager
 from kdirect.log.partition import Partition
 from kdirect.log.recovery import load_partition
@@ -222,13 +223,13 @@ def test_epochs_of_records_that_found_no_room(open_partition, batch, monkeypatch
         raise StorageFullError("no", hint="none")
 
     copies = b"".join(stamped(batch(), o, 3 if o < 5 else 5) for o in range(1, 9))
-    thaw = p.kernel.freeze()
+    thaw = freeze_head(p.kernel)
     monkeypatch.setattr(p, "_make_room", full)
     with pytest.raises(StorageFullError):
         p.append_as_stamped(copies)
     monkeypatch.undo()
     assert p.leader_epoch == 5 and p.log_end_offset == 1
-    p.kernel.thaw(thaw)
+    thaw_head(p.kernel, thaw)
     assert p.append_as_stamped(stamped(batch(), 1, 6)).error == 0
     assert p.log_end_offset == 2
     assert p.end_offset_for_epoch(3) == (3, 1) and p.end_offset_for_epoch(6) == (6, 2)

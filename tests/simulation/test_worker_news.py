@@ -11,6 +11,7 @@ from kdirect.broker.worker import ProduceWorker
 from kdirect.format import layout
 from kdirect.format.codec import encode_records
 from kdirect.log.kernel import CommitKernel
+from kdirect.log.kernel_head import install_head
 from kdirect.rdma.contract import Access, Memory
 from kdirect.rdma.sim import SimNetwork
 
@@ -70,7 +71,8 @@ class Broker:
         self.memory = Memory.anonymous(CAPACITY)
         self.indexes = [Memory.anonymous(1 << 16) for _ in range(2)]
         self.kernel = CommitKernel(log_start_offset=0, log_end_offset=0)
-        self.kernel.install_head(
+        install_head(
+            self.kernel,
             self.memory.address,
             CAPACITY,
             segment_base_offset=0,

@@ -14,6 +14,7 @@ from bisect import bisect_right
 from kdirect.errors import LogError, StorageFullError
 from kdirect.log import checkpoint
 from kdirect.log.clock import now_ms
+from kdirect.log.kernel_head import freeze_head, thaw_head
 from kdirect.log.producer_history import load_producers
 from kdirect.log.rolling import Rolling, log
 from kdirect.log.segment import Segment
@@ -65,14 +66,14 @@ class Cutting(Rolling):
             callback(self)
         old = self._segments[-1]
         was_head = old.is_head
-        thaw = self.kernel.freeze()
+        thaw = freeze_head(self.kernel)
         try:
             position, end_offset = locate(self._segments[at], offset)
             cut = CutSegment(self._segments[at], position, end_offset, self.head_config)
             self._cut(at, cut, position, end_offset)
         except BaseException:
             if self._cut_failure is None:
-                self.kernel.thaw(thaw)
+                thaw_head(self.kernel, thaw)
             raise
         self._open_head_again(old, was_head)
         return end_offset

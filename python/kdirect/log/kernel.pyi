@@ -6,7 +6,7 @@
 from typing import Any
 
 from kdirect.log.results import CommitResult
-from kdirect.log.views import KernelView, SealedHead
+from kdirect.log.views import KernelView
 
 NO_SPACE: int
 WRONG_POSITION: int
@@ -52,33 +52,7 @@ class CommitKernel:
     ) -> bool: ...
     def detach_slot(self, address: int) -> None: ...
     def revoke_slots(self) -> None: ...
-    # head
-    def install_head(
-        self,
-        address: int,
-        capacity: int,
-        *,
-        position: int = 0,
-        segment_base_offset: int,
-        offset_index_address: int = 0,
-        offset_index_capacity: int = 0,
-        offset_index_entries: int = 0,
-        time_index_address: int = 0,
-        time_index_capacity: int = 0,
-        time_index_entries: int = 0,
-        last_indexed_timestamp: int = -1,
-        first_timestamp: int = -1,
-        max_timestamp: int = -1,
-        max_timestamp_offset: int = -1,
-        created_ms: int = 0,
-    ) -> None: ...
-    def seal(self) -> SealedHead | None: ...
-    def resize(
-        self, capacity: int, offset_index_capacity: int, time_index_capacity: int
-    ) -> bool: ...
-    def freeze(self) -> int: ...
-    def thaw(self, capacity: int) -> None: ...
-    def roll_without_head(self) -> None: ...
+    # offsets
     def truncate(
         self,
         offset: int,

@@ -8,7 +8,7 @@ no clock and allocates only to grow its tables.  TCP produce (`c_append`), RDMA 
 Owns: the tail of the head segment, log end offset, high watermark, last stable offset, log start
 offset and leader epoch of the partition; the producer table (idempotence); the list of metadata
 slots (`kdirect.log.slots`); the index entries of the head.  Does not own: files and mappings
-(`kdirect.log.segment` lends addresses with `install_head` until `seal`), and who may write.
+(`kdirect.log.segment` lends addresses by `kdirect.log.kernel_head`), and who may write.
 
 Invariants, true whenever the mutex is free:
 
@@ -35,32 +35,32 @@ partition's `AckGate` says so, or `kdirect.log.replica_marks`, while replicas ar
 producer table as a whole is read and replaced by `kdirect.log.kernel_producers`.
 
 Threads: every method may be called from any thread.  Mapped memory handed to `install_head` must
-stay mapped until `seal` has returned; slots until they are detached, got their last update or were
-revoked.
+stay mapped until `seal_head` has returned; slots until they are detached, got their last update or
+were revoked.
 """
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
-from libc.errno cimport ENOENT, ENOMEM
+from libc.errno cimport ENOENT
 from libc.stdint cimport (
     INT32_MAX, INT64_MAX, UINT64_MAX, int32_t, int64_t, uint8_t, uint16_t, uint32_t,
     uint64_t, uintptr_t)
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy
 
-from kdirect.format.layout cimport SLOT_FLAG_REVOKED, SLOT_FLAG_SEALED
+from kdirect.format.layout cimport SLOT_FLAG_REVOKED
 from kdirect.log.commit cimport (
     append_request, append_stamped, check_batches, clear_piece, clear_result,
-    commit_request, commit_stamped, finish_request, seal_head, sealed_head)
+    commit_request, commit_stamped, finish_request)
 from kdirect.log.producers cimport restore_batch
 from kdirect.log.results cimport CommitResult, to_python
 from kdirect.log.slots cimport (
-    attach, cut_log, detach, drop_slots, end_segment, move_to_end, publish, update_slots)
+    attach, cut_log, detach, drop_slots, move_to_end, publish, update_slots)
 from kdirect.log.state cimport kernel_state, mark_t
 from kdirect.machine cimport (
     pthread_mutex_destroy, pthread_mutex_init, pthread_mutex_lock, pthread_mutex_unlock)
 
 from kdirect.errors import LogError
-from kdirect.log.views import KernelView, SealedHead
+from kdirect.log.views import KernelView
 
 NO_SPACE = COMMIT_NO_SPACE
 WRONG_POSITION = COMMIT_WRONG_POSITION
@@ -74,8 +74,8 @@ cdef enum:
 
 
 cdef class CommitKernel:
-    """See the module.  Life: construct with where the log ends, `install_head`, commits, `seal`,
-    the next `install_head`, ... ; it owns no mapping, so there is nothing to close.
+    """See the module.  Life: construct with where the log ends, `install_head`, commits,
+    `seal_head`, the next `install_head`, ... ; it owns no mapping, so there is nothing to close.
 
     `last_epoch` is the leader epoch of the log's last batch, `leader_epoch` that of the present
     leadership.  The policy: `segment_bytes` and `max_batch_bytes` bound a request and a batch;
@@ -313,134 +313,7 @@ cdef class CommitKernel:
             drop_slots(s, SLOT_FLAG_REVOKED, -1)
             pthread_mutex_unlock(&s.lock)
 
-    # head
-
-    def install_head(self, uint64_t address, uint64_t capacity, *, uint64_t position=0,
-                     int64_t segment_base_offset, uint64_t offset_index_address=0,
-                     uint32_t offset_index_capacity=0, uint32_t offset_index_entries=0,
-                     uint64_t time_index_address=0, uint32_t time_index_capacity=0,
-                     uint32_t time_index_entries=0, int64_t last_indexed_timestamp=-1,
-                     int64_t first_timestamp=-1, int64_t max_timestamp=-1,
-                     int64_t max_timestamp_offset=-1, int64_t created_ms=0):
-        """Give the kernel a mapped head of `capacity` bytes, `position` of which are records
-        already.
-
-        Slots attached to this segment before get their last update with SLOT_FLAG_SEALED: their
-        readers were granted a file that is shorter, or none, and ask again.  Index capacities and
-        entries count entries; address 0 keeps no index."""
-        cdef kernel_state* s = <kernel_state*> self._state
-        cdef bint refused = False
-        if address == 0 or position > capacity or capacity > INT32_MAX:
-            raise LogError(f"head of {capacity} bytes at position {position} cannot be installed",
-                           hint="segments end below 2 GiB")
-        with nogil:
-            pthread_mutex_lock(&s.lock)
-            if s.data != NULL or s.base != segment_base_offset or s.tail != position:
-                refused = True
-            else:
-                drop_slots(s, SLOT_FLAG_SEALED, s.base)
-                s.data = <uint8_t*> <uintptr_t> address
-                s.capacity = capacity
-                s.offset_index = <uint8_t*> <uintptr_t> offset_index_address
-                s.offset_capacity = (
-                    offset_index_capacity if offset_index_address else <uint32_t> -1)
-                s.offset_entries = offset_index_entries
-                s.time_index = <uint8_t*> <uintptr_t> time_index_address
-                s.time_capacity = time_index_capacity if time_index_address else <uint32_t> -1
-                s.time_entries = time_index_entries
-                s.last_indexed_timestamp = last_indexed_timestamp
-                s.first_timestamp = first_timestamp
-                s.max_timestamp = max_timestamp
-                s.max_timestamp_offset = max_timestamp_offset
-                s.created_ms = created_ms
-                s.since_index = 0
-                s.over = False
-            pthread_mutex_unlock(&s.lock)
-        if refused:
-            raise LogError(f"a head at offset {segment_base_offset}, position {position} does not"
-                           " continue the log", hint="seal the previous head first")
-
-    def seal(self):
-        """Take the head away: a SealedHead, or None when there is no head.
-
-        From now on the log ends at position 0 of a segment that begins at log end offset.  The
-        slots of the head get their last update with SLOT_FLAG_SEALED once all of it may be read:
-        now, or when the marks have passed its end."""
-        cdef kernel_state* s = <kernel_state*> self._state
-        cdef sealed_head head
-        cdef int error
-        with nogil:
-            pthread_mutex_lock(&s.lock)
-            error = seal_head(s, &head)
-            pthread_mutex_unlock(&s.lock)
-        if error == ENOMEM:
-            raise MemoryError()
-        if error:
-            return None
-        return SealedHead(head.base, head.size, head.end_offset, head.max_timestamp,
-                          head.max_timestamp_offset, head.offset_entries, head.time_entries)
-
-    def resize(self, uint64_t capacity, uint32_t offset_index_capacity,
-               uint32_t time_index_capacity):
-        """From now on the head has `capacity` bytes, and its indexes have room for so many entries:
-        it grew, or what was not used was given back.  False, and nothing changed, when there is no
-        head or it holds more than that.
-
-        Bytes below `capacity`, and of the indexes, exist before the call; what goes is freed after
-        it."""
-        cdef kernel_state* s = <kernel_state*> self._state
-        cdef bint done = False
-        with nogil:
-            pthread_mutex_lock(&s.lock)
-            if (s.data != NULL and s.tail <= capacity <= <uint64_t> INT32_MAX
-                    and (s.offset_index == NULL or s.offset_entries <= offset_index_capacity)
-                    and (s.time_index == NULL or s.time_entries < time_index_capacity)):
-                done = True
-                s.capacity = capacity
-                if s.offset_index != NULL:
-                    s.offset_capacity = offset_index_capacity
-                if s.time_index != NULL:
-                    s.time_capacity = time_index_capacity
-            pthread_mutex_unlock(&s.lock)
-        return done
-
-    def freeze(self):
-        """Refuse further records in this head (NO_SPACE), so that it can be flushed and sealed; its
-        capacity, which `thaw` wants back should the roll fail."""
-        cdef kernel_state* s = <kernel_state*> self._state
-        cdef uint64_t capacity
-        with nogil:
-            pthread_mutex_lock(&s.lock)
-            capacity = s.capacity
-            if s.data != NULL:
-                s.capacity = s.tail
-            pthread_mutex_unlock(&s.lock)
-        return capacity
-
-    def thaw(self, uint64_t capacity):
-        """Undo `freeze`."""
-        cdef kernel_state* s = <kernel_state*> self._state
-        with nogil:
-            pthread_mutex_lock(&s.lock)
-            s.capacity = s.capacity if s.data == NULL else capacity
-            pthread_mutex_unlock(&s.lock)
-
-    def roll_without_head(self):
-        """There is no head, and the last segment takes no more records: the log now ends at
-        position 0 of a segment that begins at log end offset.  Slots as with `seal`."""
-        cdef kernel_state* s = <kernel_state*> self._state
-        cdef bint refused
-        cdef int error = 0
-        with nogil:
-            pthread_mutex_lock(&s.lock)
-            refused = s.data != NULL
-            if not refused:
-                error = end_segment(s)
-            pthread_mutex_unlock(&s.lock)
-        if refused:
-            raise LogError("there is a head", hint="seal it")
-        if error:
-            raise MemoryError()
+    # offsets
 
     def truncate(self, int64_t offset, uint64_t position, int64_t segment_base_offset,
                  int32_t epoch, *, bint empty=False):

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from kdirect.errors import LogError
 from kdirect.log import checkpoint, producer_state
+from kdirect.log.kernel_head import freeze_head
 from kdirect.log.kernel_producers import set_producers
 from kdirect.log.replica_log import ReplicaLog
 from kdirect.log.rolling import log
@@ -86,7 +87,7 @@ class LogAgreement(ReplicaLog):
                 callback(self)
             end = int(self.kernel.log_end_offset)
             old = self._segments[-1]
-            self.kernel.freeze()
+            freeze_head(self.kernel)
             try:
                 with self._flush_lock:
                     self.gate.truncated(0)

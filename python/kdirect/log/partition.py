@@ -54,6 +54,7 @@ from kdirect.log.flushing import Flushing
 from kdirect.log.growth import HeadUse
 from kdirect.log.head import SPARE_WITHIN_S, SpareHead
 from kdirect.log.kernel import NO_HEAD, NO_SPACE, CommitKernel
+from kdirect.log.kernel_head import freeze_head
 from kdirect.log.kernel_producers import known_producers
 from kdirect.log.log_agreement import LogAgreement
 from kdirect.log.results import CommitResult
@@ -516,7 +517,7 @@ class Partition(LogAgreement):
                 for segment in self._segments:
                     ending.callback(segment.close)
                 if active.is_head:
-                    self.kernel.freeze()
+                    freeze_head(self.kernel)
                     ending.callback(self._end_head, active)
                 ending.callback(self._spare.give_back)
                 if clean:

@@ -40,6 +40,7 @@ from kdirect.log.growth import (
 )
 from kdirect.log.head import PreparedHead, SpareHead, cannot_allocate, reopen_as_head
 from kdirect.log.kernel import NO_HEAD
+from kdirect.log.kernel_head import freeze_head, roll_without_head, thaw_head
 from kdirect.log.kernel_producers import known_producers
 from kdirect.log.mapped import first_timestamp
 from kdirect.log.producers import ProducerEntry
@@ -330,7 +331,7 @@ class Rolling(Tiering):
         if replaces:
             old.supersede()
         with self._lock:
-            self.kernel.roll_without_head()
+            roll_without_head(self.kernel)
             new.become_head(self.kernel, prepared.config.segment_bytes, now_ms)
             if replaces:
                 self._set_segments(self._segments[:-1])
@@ -359,7 +360,7 @@ class Rolling(Tiering):
         busy = self._use.was_busy(now, old.size, self._limit(old))
         prepared = given if given is not None else self._prepare(room, busy=busy)
         # No commits from here on, so that what the next segment begins with is known.
-        thaw = self.kernel.freeze()
+        thaw = freeze_head(self.kernel)
         new = None
         try:
             producers, end_offset = known_producers(self.kernel)
@@ -369,7 +370,7 @@ class Rolling(Tiering):
                 new.become_head(self.kernel, prepared.config.segment_bytes, now_ms)
                 self._add_segment(new)
         except BaseException:
-            self.kernel.thaw(thaw)
+            thaw_head(self.kernel, thaw)
             if new is not None:
                 prepared.withdraw(new)
             if given is None:
@@ -390,16 +391,16 @@ class Rolling(Tiering):
         """Put another file (the one that is `given`) in place of an empty head's, under the same
         name; rolls when it has got records meanwhile."""
         prepared = given if given is not None else self._prepare(room)
-        thaw = self.kernel.freeze()
+        thaw = freeze_head(self.kernel)
         if old.size:
-            self.kernel.thaw(thaw)
+            thaw_head(self.kernel, thaw)
             if given is None:
                 prepared.discard()
             return self._roll(now_ms, room, given)
         try:
             new = prepared.publish(int(self.kernel.log_end_offset))
         except BaseException:
-            self.kernel.thaw(thaw)
+            thaw_head(self.kernel, thaw)
             if given is None:
                 prepared.discard()
             raise
@@ -429,7 +430,7 @@ class Rolling(Tiering):
         if was_head:
             for callback in self.before_roll:
                 callback(self)
-            thaw = self.kernel.freeze()
+            thaw = freeze_head(self.kernel)
         try:
             new = Segment.create_empty(self.directory, int(self.kernel.log_end_offset))
             with self._lock:
@@ -439,11 +440,11 @@ class Rolling(Tiering):
                 if was_head:
                     old.take_from_kernel()
                 thaw = None
-                self.kernel.roll_without_head()
+                roll_without_head(self.kernel)
                 self._add_segment(new)
         finally:
             if thaw is not None:
-                self.kernel.thaw(thaw)
+                thaw_head(self.kernel, thaw)
         if was_head:
             old.finish_seal()
         self._snapshot_producers(*known_producers(self.kernel))

@@ -39,6 +39,7 @@ from kdirect.log.growth import HUGE_BYTES, LEAST_GIVEN_BACK, HeadBytes
 from kdirect.log.idle import Detached, IdleMappings
 from kdirect.log.index import OffsetIndex, TimeIndex
 from kdirect.log.kernel import CommitKernel
+from kdirect.log.kernel_head import install_head, resize_head, seal_head
 from kdirect.log.mapped import Mapping, punch_hole
 
 log = logging.getLogger("kdirect.log")
@@ -371,7 +372,8 @@ class Segment:
         )
         with self._lock:
             assert self._mapping is not None and self._references > 0
-            kernel.install_head(
+            install_head(
+                kernel,
                 self._mapping.address,
                 min(self._allocated, max(segment_bytes, self._size)),
                 position=self._size,
@@ -412,7 +414,7 @@ class Segment:
         with self._lock:
             self._allocated = max(self._allocated, wanted.log)
             self.file_length = max(before, wanted.log)
-        kernel.resize(wanted.log, self.offset_index.capacity, self.time_index.capacity)
+        resize_head(kernel, wanted.log, self.offset_index.capacity, self.time_index.capacity)
 
     def give_back(self, acquisitions: int) -> int:
         """Free what lies after the head's records; how many bytes.  0, and nothing done, if it is
@@ -434,7 +436,7 @@ class Segment:
             if (
                 self.acquisitions != acquisitions
                 or unused < LEAST_GIVEN_BACK
-                or not kernel.resize(kept, *entries)
+                or not resize_head(kernel, kept, *entries)
             ):
                 return 0
             alone = self._references == 1 and not self.keep_length
@@ -458,7 +460,7 @@ class Segment:
         follow."""
         with self._lock:
             assert self._kernel is not None
-            head = self._kernel.seal()
+            head = seal_head(self._kernel)
             assert head is not None
             self._size = head.size
             self._end_offset = head.end_offset
