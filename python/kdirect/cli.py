@@ -339,7 +339,7 @@ async def _serve(server: Any) -> int:
     gc.collect()
     gc.freeze()
     print(f"kdirect broker ready on {server.bootstrap_servers.split(',')[0]}", flush=True)
-    works = await server.until_told(stop)
+    works = await server.directories.until_told(stop)
     log.info("stopping")
     try:
         await server.stop()

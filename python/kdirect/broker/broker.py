@@ -219,7 +219,7 @@ class Broker:
         await starting
         self._ready.set()
         try:
-            await server.until_told(stop)
+            await server.directories.until_told(stop)
         finally:
             await server.stop()
 

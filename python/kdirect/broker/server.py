@@ -15,7 +15,6 @@ import logging
 import threading
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from kdirect.broker.answers import Answer
@@ -24,6 +23,7 @@ from kdirect.broker.closing import Ending
 from kdirect.broker.cluster_view import ClusterLayout, ClusterView
 from kdirect.broker.config import BrokerConfig, Listener, format_address
 from kdirect.broker.connection import Connection, ConnectionContext, Turns
+from kdirect.broker.failing_directories import FailingDirectories
 from kdirect.broker.files import FileThreads, make_room_for_descriptors
 from kdirect.broker.flusher import Flusher
 from kdirect.broker.handler_rooms import HandlerRooms
@@ -31,7 +31,6 @@ from kdirect.broker.listeners import Listeners
 from kdirect.broker.offsets import OffsetStore
 from kdirect.broker.periodic import PeriodicWork
 from kdirect.broker.request_memory import RequestMemory
-from kdirect.broker.scheduler import soon
 from kdirect.broker.services import Counters, Services
 from kdirect.broker.topics import Registry, Topic
 from kdirect.broker.waiters import Waiters
@@ -39,7 +38,6 @@ from kdirect.errors import BrokerUnavailableError, ConfigError, KdirectError, Pr
 from kdirect.format import protocol as p
 from kdirect.log.config import LogConfig
 from kdirect.log.manager import LogManager
-from kdirect.log.partition import Partition
 from kdirect.model import TopicPartition
 from kdirect.wire.environment import SYSTEM, Environment
 
@@ -88,7 +86,8 @@ class BrokerServer:
         self.waiters = Waiters()
         self.flusher = Flusher(self.waiters.notify)
         self.files = FileThreads(self.logs.log_dirs, environment)
-        self._watch_directories()
+        self.files.failed = self.flusher.failed = self.logs.look_into
+        self.directories = FailingDirectories(self.logs, self.member, self._end_access)
         self.appends = Appends(
             on_thread=self.files.for_partition, later=self._later, new_future=self._new_future
         )
@@ -106,7 +105,6 @@ class BrokerServer:
         self.groups = self.handlers.groups
         self._connections: set[Connection] = set()
         self._servers: list[asyncio.Server] = []
-        self._background: set[asyncio.Task[None]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping = False
         self._periodic = PeriodicWork(config, environment, self.logs, self.files, self.topics)
@@ -235,6 +233,7 @@ class BrokerServer:
     async def start(self) -> None:
         """Open the log, then the listeners.  KdirectError leaves nothing behind."""
         loop = self._loop = asyncio.get_running_loop()
+        self.directories.start(loop)
         for name in self.config.ignored:
             log.warning("property %s means nothing to this broker; it is ignored", name)
         make_room_for_descriptors()
@@ -313,12 +312,13 @@ class BrokerServer:
         if self._stopping:
             return
         self._stopping = True
+        self.directories.stop()
+        self._periodic.stop()
         ending = Ending("the broker")
         if self.member is not None:
             await ending.wait(self.member.leave_in_order())
         for server in self._servers:
             ending.step(server.close)
-        self._periodic.stop()
         ending.step(self.waiters.close)
         ending.step(self.groups.close)
         if self.member is not None:
@@ -328,7 +328,7 @@ class BrokerServer:
         await ending.wait(self._end_connections())
         if self.member is not None:
             await ending.wait(self.member.leave())
-        under_way = [*self._background, *self._periodic.tasks]
+        under_way = [*self.directories.tasks, *self._periodic.tasks]
         if under_way:  # a directory that fails is let go, say
             await asyncio.wait(under_way, timeout=STOP_GRACE_SECONDS)
         await self.files.settled(STOP_GRACE_SECONDS)
@@ -464,59 +464,7 @@ class BrokerServer:
         for tp in partitions:
             self.waiters.notify(tp)
 
-    # -- log directories that fail -----------------------------------------------------------------
-
-    def _watch_directories(self) -> None:
-        self.files.failed = self.flusher.failed = self.logs.look_into
-        self.logs.on_failed = self._directory_failed
-        self.logs.on_full = self._log_is_full
-        self.all_failed = asyncio.Event()  # no log directory is left: the broker is to be stopped
-
-    async def until_told(self, stop: asyncio.Event) -> bool:
-        """Return when the broker is to be stopped: `stop` is set, or, False, no log directory is
-        left that works."""
-        waits = [asyncio.ensure_future(event.wait()) for event in (stop, self.all_failed)]
-        try:
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for wait in waits:
-                wait.cancel()
-        return not self.all_failed.is_set()
-
-    def _directory_failed(self, directory: Path) -> None:
-        """Any thread."""
-        if self._loop is not None:
-            soon(self._loop, self._let_go, directory)
-
-    def _let_go(self, directory: Path) -> None:
-        if self._stopping:  # everything is let go
-            return
-        task = asyncio.ensure_future(self._end_directory(directory))
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
-
-    async def _end_directory(self, directory: Path) -> None:
-        """End every access to the partitions in it, and let them go."""
-        partitions = list(self.logs.partitions.values())
-        doomed = [p.topic_partition for p in partitions if p.directory.parent == directory]
-        if not self.logs.usable_dirs:
-            log.critical("all log directories have failed: the broker ends")
-            if self.member is not None:  # or the next process would be taken to have all records
-                self.member.replicas.failed.add(doomed)
-                await self.member.replicas.failed.told()
-            self.all_failed.set()
-            return
-        try:
-            if self.member is not None:
-                await self.member.directory_failed(doomed)
-            await self._end_access(doomed, partial(self.logs.drop, directory))
-        except Exception:
-            log.exception("the partitions of %s were not let go", directory)
-
-    def _log_is_full(self, partition: Partition) -> None:
-        """A log could not be written for lack of room.  Any thread."""
-        if self._loop is not None and self.member is not None:
-            soon(self._loop, self.member.replicas.has_no_room, partition.topic_partition)
+    # -- appends -----------------------------------------------------------------------------------
 
     def _later(self, callback: Callable[..., None], *arguments: Any) -> None:
         assert self._loop is not None
