@@ -31,9 +31,8 @@ import uuid
 from pathlib import Path
 from typing import NamedTuple
 
-from kdirect.errors import CorruptLogError, FormatError
+from kdirect.errors import CorruptLogError
 from kdirect.format import layout
-from kdirect.format.batch import iterate_batches
 from kdirect.log import checkpoint
 from kdirect.log.config import PAGE_BYTES, LogConfig, kernel_settings
 from kdirect.log.epochs import epoch_at
@@ -41,7 +40,6 @@ from kdirect.log.index import OffsetIndex, TimeIndex
 from kdirect.log.kernel import CommitKernel
 from kdirect.log.mapped import (
     Chain,
-    MappedBytes,
     Walk,
     indexes_are_sane,
     last_batch,
@@ -49,7 +47,9 @@ from kdirect.log.mapped import (
 )
 from kdirect.log.partition import Partition
 from kdirect.log.producer_history import load_producers
-from kdirect.log.scan import ScannedSegment, scan_segment
+from kdirect.log.recovered_epochs import load_epochs
+from kdirect.log.recovered_indexes import check_index_files, rebuild_indexes, write_indexes
+from kdirect.log.scan import scan_segment
 from kdirect.log.segment import LOG_SUFFIX, SUFFIXES, TEMPORARY_SUFFIX, Segment, file_name
 from kdirect.log.segment_search import last_indexed
 from kdirect.model import TopicPartition
@@ -58,7 +58,6 @@ log = logging.getLogger("kdirect.log")
 
 CORRUPT_SUFFIX = ".corrupt"
 _LEFTOVERS = (TEMPORARY_SUFFIX, ".cleaned", ".swap", ".deleted")
-_NEVER_CHECK = (1 << 63) - 1
 _ANYWHERE = (1 << 63) - 1
 _ANY_EPOCH = (1 << 31) - 1
 
@@ -99,7 +98,9 @@ def load_partition(
     segments[-1].sealed = False
     dense_from = _note_gaps(found, segments)
     start_offset = _start_of(found, segments, log_start_offset, lost_start)
-    epochs = _load_epochs(found, segments, start_offset)
+    epochs = load_epochs(
+        found.directory, found.files, segments, start_offset, sync_name=found.known is not None
+    )
     kernel = _load_kernel(found, segments, start_offset, epochs)
     partition = Partition(
         topic_partition,
@@ -299,7 +300,7 @@ def _load_closed(found: _Found, base: int, next_base: int | None) -> Segment:
         )
 
     segment = segment_of(length, None)
-    _check_index_files(segment, found.config)
+    check_index_files(segment, found.config)
     # The last segment is walked for its end offset, and one of whole pages because it may be longer
     # than its records: it was not shortened while a client held it.
     if length and (next_base is None or length % PAGE_BYTES == 0):
@@ -342,57 +343,6 @@ def _is_unwritten(segment: Segment, position: int) -> bool:
     with open(segment.path, "rb") as file:
         file.seek(position)
         return not any(file.read(layout.BATCH_HEADER_BYTES))
-
-
-def _check_index_files(segment: Segment, config: LogConfig) -> None:
-    """Rebuild the indexes of a segment when a file is missing or has half an entry."""
-    if segment.size == 0:
-        return
-    for index in (segment.offset_index, segment.time_index):
-        try:
-            if os.stat(index.path).st_size % index.entry_bytes == 0:
-                continue
-        except FileNotFoundError:
-            pass
-        log.warning("index %s is missing or damaged: rebuilding it", index.path)
-        _rebuild_indexes(segment, config)
-        return
-
-
-def _rebuild_indexes(segment: Segment, config: LogConfig) -> None:
-    segment.acquire()
-    try:
-        _write_indexes(
-            segment,
-            scan_segment(
-                segment.address,
-                segment.mapped_length,
-                segment.base_offset,
-                _NEVER_CHECK,
-                config.index_interval_bytes,
-            ),
-        )
-    finally:
-        segment.release()
-        segment.unmap_if_idle()
-
-
-def _write_indexes(segment: Segment, scanned: ScannedSegment) -> None:
-    for index, data in (
-        (segment.offset_index, scanned.offset_index),
-        (segment.time_index, scanned.time_index),
-    ):
-        index.close()
-        # In place: an index that a crash left half written is rebuilt like any other that is
-        # damaged.
-        fd = os.open(index.path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            at = 0
-            while at < len(data):
-                at += os.pwrite(fd, data[at:], at)
-            os.ftruncate(fd, len(data))
-        finally:
-            os.close(fd)
 
 
 # -- after a crash ---------------------------------------------------------------------------------
@@ -496,7 +446,7 @@ def _trusted_segment(found: _Found, base: int, end_offset: int) -> Segment:
     time_index.close()
     if not sane:
         log.warning("the indexes of %s are missing or damaged: rebuilding them", path)
-        _rebuild_indexes(segment, found.config)
+        rebuild_indexes(segment, found.config)
     walk = _end_of(segment, length)
     size, found_end = walk.position, walk.next_offset
     if size == length and found_end < end_offset:
@@ -575,7 +525,7 @@ def _scan(found: _Found, base: int, recovery_point: int, epochs: list[tuple[int,
     )
     segment.file_length = os.stat(path).st_size
     segment.keep_length = scanned.size < segment.file_length
-    _write_indexes(segment, scanned)
+    write_indexes(segment, scanned)
     return segment
 
 
@@ -585,55 +535,3 @@ def _set_aside(directory: Path, bases: list[int]) -> None:
         os.rename(path, path.with_name(path.name + CORRUPT_SUFFIX))
         for suffix in (OffsetIndex.suffix, TimeIndex.suffix):
             (directory / file_name(base, suffix)).unlink(missing_ok=True)
-
-
-# -- epochs ----------------------------------------------------------------------------------------
-
-
-def _load_epochs(
-    found: _Found, segments: list[Segment], start_offset: int
-) -> list[tuple[int, int]]:
-    """Leader epochs that still have, or may get, records; at least one."""
-    end_offset = segments[-1].end_offset
-    known = checkpoint.LEADER_EPOCHS in found.files
-    stored = checkpoint.read_leader_epochs(found.directory) if known else []
-    epochs = [e for e in stored if e[1] <= end_offset]
-    if stored and not epochs:
-        epochs = [(stored[0][0], start_offset)]
-    if not epochs:
-        epochs = _epochs_of_batches(segments) or [(0, start_offset)]
-    elif epochs[0][1] > segments[0].base_offset:
-        epochs = [*_epochs_below(segments, *epochs[0]), *epochs[1:]]
-    if epochs != stored:
-        # In a new directory ``partition.metadata`` is written next, and syncs all names.
-        checkpoint.write_leader_epochs(found.directory, epochs, sync_name=found.known is not None)
-    return epochs
-
-
-def _epochs_below(segments: list[Segment], epoch: int, start: int) -> list[tuple[int, int]]:
-    """The leader epochs up to `epoch`, the first one that the file has, which begins at `start`
-    there.  Kafka forgets those of records below the log start, also where these are kept."""
-    batches = _epochs_of_batches([s for s in segments if s.base_offset < start])
-    below = [e for e in batches if e[0] <= epoch and e[1] < start]
-    return below if below and below[-1][0] == epoch else [*below, (epoch, start)]
-
-
-def _epochs_of_batches(segments: list[Segment]) -> list[tuple[int, int]]:
-    """The leader epochs that the batches carry, where the file of them is missing or damaged: a
-    reader takes a batch of an epoch that is not known for a damaged one.  Reads every header."""
-    epochs: list[tuple[int, int]] = []
-    for segment in segments:
-        if segment.size == 0:
-            continue
-        segment.acquire()
-        try:
-            data = memoryview(MappedBytes(None, segment.address, segment.size))
-            for batch in iterate_batches(data, check_crc=False):
-                if batch.leader_epoch > (epochs[-1][0] if epochs else -1):
-                    epochs.append((batch.leader_epoch, batch.base_offset))
-        except FormatError as e:  # what can be read stays readable
-            log.error("leader epochs in %s after a damaged batch are not known: %s", segment, e)
-        finally:
-            segment.release()
-            segment.unmap_if_idle()
-    return epochs
