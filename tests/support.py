@@ -7,6 +7,7 @@ each room.
 from __future__ import annotations
 
 import importlib.util
+import os
 import signal
 import subprocess
 import sys
@@ -50,6 +51,14 @@ def poll_until(condition: Callable[[], Any], *consumers: Any, timeout_s: float =
                 assert message.error() is None
                 out.append(message)
     return out
+
+
+def stop_process(pid: int) -> None:
+    """SIGSTOP to a child, until every thread of it stands: sending the signal alone does not wait
+    for that, and a broker that is asked meanwhile may still answer."""
+    os.kill(pid, signal.SIGSTOP)
+    state = os.waitid(os.P_PID, pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+    assert state is not None and state.si_code == os.CLD_STOPPED, "it ended before it stood"
 
 
 def cpu_ticks(pid: int) -> int:

@@ -13,7 +13,7 @@ import pytest
 
 from tests.broker.push_rig import RemoteNode, connect, follow
 from tests.log.conftest import make_batch
-from tests.support import wait_until
+from tests.support import stop_process, wait_until
 
 SEGMENT_BYTES = 1 << 18
 
@@ -110,7 +110,7 @@ def test_a_stopped_follower_holds_the_high_watermark_until_it_does_not_count(
     c.leader.append([make_batch() for _ in range(5)])
     c.wait_replicated(5)
     slow = c.followers[1]
-    os.kill(slow.process.pid, signal.SIGSTOP)
+    stop_process(slow.process.pid)
     try:
         c.leader.append([make_batch() for _ in range(200)])
         wait_until(lambda: c.leader.state()["ends"][1] == 205, timeout_s=10)

@@ -28,7 +28,7 @@ from kdirect.errors import KdirectError
 from kdirect.log.head import PreparedHead
 from kdirect.log.partition import Partition
 from kdirect.model import TopicPartition
-from tests.support import wait_until
+from tests.support import stop_process, wait_until
 
 TP = TopicPartition("t", 0)
 SEGMENT_BYTES = 256 << 10
@@ -231,7 +231,7 @@ def test_a_killed_broker_keeps_what_it_acknowledged_and_forgets_files_granted_ah
             lambda n=acknowledged: session.latest_offsets([TP])[TP] > n + A_SEGMENT,
             "the producer goes on",
         )
-    child.send_signal(signal.SIGSTOP)
+    stop_process(child.pid)
     log = log_of(session)
     assert log == list(range(len(log))) and len(log) >= acknowledged
 
@@ -539,9 +539,8 @@ def test_a_partition_given_back_with_a_file_granted_ahead(served, mode, gone_on)
                 assert writer.wait_acknowledged(writer.posted - 1, 5000)
             assert path.take_next(time.monotonic() + 5)
             present = writer.file_id
-            broker.process.send_signal(
-                signal.SIGSTOP
-            )  # the window is full when the file is: it goes on, and sends nothing
+            # The window is full when the file is: it goes on, and sends nothing.
+            stop_process(broker.process.pid)
             try:
                 threads = list(Path(f"/proc/{broker.pid}/task").glob("*/stat"))
                 wait_until(

@@ -30,6 +30,7 @@ from kdirect.wire.backoff import Backoff
 from kdirect.wire.cluster import Cluster
 from kdirect.wire.metadata import PartitionMetadata, TopicMetadata
 from kdirect.wire.servers import parse_servers
+from tests.support import stop_process
 
 METADATA = 3
 
@@ -351,8 +352,7 @@ def test_a_stopped_broker_does_not_hang_the_client(broker_process):
     b = broker_process()
     with Cluster({"bootstrap.servers": b.bootstrap_servers, "request.timeout.ms": 1000}) as c:
         c.topics()
-        os.kill(b.pid, signal.SIGSTOP)
-        os.waitid(os.P_PID, b.pid, os.WSTOPPED)
+        stop_process(b.pid)
         try:
             started = time.monotonic()
             with pytest.raises(TimeoutError, match="did not answer MetadataRequest within 1000 ms"):

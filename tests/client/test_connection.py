@@ -26,6 +26,7 @@ from kdirect.errors import (
 )
 from kdirect.format import protocol
 from kdirect.wire.connection import READ_BUFFER_BYTES, Connection, broker_error
+from tests.support import stop_process
 
 METADATA = protocol.MetadataRequest
 
@@ -532,8 +533,7 @@ def test_a_broker_killed_in_mid_request(broker_process):
     b = broker_process()
     with Connection(*host_port(b.bootstrap_servers), "test", 10000) as c:
         c.request(metadata())
-        os.kill(b.pid, signal.SIGSTOP)
-        os.waitid(os.P_PID, b.pid, os.WSTOPPED)
+        stop_process(b.pid)
         pending = c.submit(metadata())
         assert not pending.wait(50)
         os.kill(b.pid, signal.SIGKILL)
@@ -545,8 +545,7 @@ def test_a_broker_killed_in_mid_request(broker_process):
 def test_a_stopped_broker_times_out_and_goes_on(broker_process):
     b = broker_process()
     with Connection(*host_port(b.bootstrap_servers), "test", 10000) as c:
-        os.kill(b.pid, signal.SIGSTOP)
-        os.waitid(os.P_PID, b.pid, os.WSTOPPED)
+        stop_process(b.pid)
         try:
             with pytest.raises(TimedOutError, match="MetadataRequest within 100 ms"):
                 c.request(metadata(), timeout_ms=100)

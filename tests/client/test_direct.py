@@ -27,7 +27,7 @@ from kdirect.errors import (
 )
 from kdirect.format.codec import encode_records
 from kdirect.model import TopicPartition
-from tests.support import cpu_ticks, wait_until
+from tests.support import cpu_ticks, stop_process, wait_until
 
 
 def values_of(session, tp, start=0, stop=None, **settings):
@@ -129,8 +129,7 @@ def test_reading_a_backlog_takes_no_cpu_of_the_broker(served):
     assert sum(b.num_rows for b in warm.batches()) == 10
     consumer = kdirect.Consumer({"bootstrap.servers": broker.bootstrap_servers, "transport": "shm"})
     consumer.assign({TP: 0})
-    os.kill(broker.pid, signal.SIGSTOP)
-    os.waitid(os.P_PID, broker.pid, os.WSTOPPED)  # until every thread of it stands
+    stop_process(broker.pid)
     try:
         got = [consumer.poll(10).offset() for _ in range(5000)]
         assert consumer.poll(0.02) is None  # caught up: only slots are read

@@ -15,7 +15,7 @@ import pytest
 import kdirect
 from kdirect.model import TopicPartition
 from tests.client.conftest import CUT
-from tests.support import wait_until
+from tests.support import stop_process, wait_until
 
 FIND_COORDINATOR = 10
 A, B = TopicPartition("a", 0), TopicPartition("b", 0)
@@ -103,7 +103,7 @@ def test_no_poll_waits_for_a_broker_that_hangs(brokers, how):
         while not got[A] or not got[B]:
             poll()
         longest = 0.0
-        process.send_signal(signal.SIGSTOP)  # its first file is READ to its end all the same
+        stop_process(process.pid)  # its first file is READ to its end all the same
         until = time.monotonic() + 20
         while len(got[A]) < 40 and time.monotonic() < until:
             poll()
@@ -137,7 +137,7 @@ def test_another_broker_is_asked_where_one_hangs(brokers, ask):
         assert len(session.list_topics()) == 2
         port = session.cluster.control_connection().port
         asked = first if servers[0].endswith(f":{port}") else second
-        asked.send_signal(signal.SIGSTOP)
+        stop_process(asked.pid)
         began = time.monotonic()
         ask(session)
         assert time.monotonic() - began < 10

@@ -18,6 +18,7 @@ import pytest
 import kdirect
 from kdirect.client import connect
 from kdirect.model import TopicPartition
+from tests.support import stop_process
 
 TP = TopicPartition("t", 0)
 SIZES = (0, 100, 8191, 8192, 8193, 20_000, 70_000)
@@ -42,8 +43,7 @@ def served(broker_process):
 
 
 def stop(broker):
-    os.kill(broker.pid, signal.SIGSTOP)
-    os.waitid(os.P_PID, broker.pid, os.WSTOPPED)
+    stop_process(broker.pid)
 
 
 def records(broker):

@@ -26,7 +26,7 @@ from kdirect.log.partition import Partition
 from kdirect.model import TopicPartition
 from kdirect.wire.broker_errors import broker_error
 from tests.client.conftest import create, kafka_messages, produce_answer
-from tests.support import poll_until, wait_until
+from tests.support import poll_until, stop_process, wait_until
 
 PRODUCE = 0
 PATHS = pytest.mark.parametrize("transport", ["shm", "tcp"])
@@ -34,8 +34,7 @@ PATHS = pytest.mark.parametrize("transport", ["shm", "tcp"])
 
 def stall(broker):
     """Stop a broker's process, until every thread of it stands."""
-    os.kill(broker.pid, signal.SIGSTOP)
-    os.waitid(os.P_PID, broker.pid, os.WSTOPPED)
+    stop_process(broker.pid)
 
 
 @pytest.mark.parametrize("end", ["killed", "stopped"])
@@ -97,8 +96,7 @@ def test_a_stopped_broker_pushes_back_and_nothing_accepted_is_lost(
     }
     with kdirect.Producer(settings) as producer:
         producer.produce_sync("t", b"first")
-        os.kill(broker.pid, signal.SIGSTOP)
-        os.waitid(os.P_PID, broker.pid, os.WSTOPPED)  # until every thread of it stands
+        stop_process(broker.pid)
         try:
             accepted = 0
             began = time.monotonic()
@@ -132,8 +130,7 @@ def test_records_fail_after_the_delivery_timeout_and_later_ones_go_again(broker_
     with kdirect.Producer(settings) as producer:
         producer.produce_sync("t", b"first")
         told = []
-        os.kill(broker.pid, signal.SIGSTOP)
-        os.waitid(os.P_PID, broker.pid, os.WSTOPPED)  # until every thread of it stands
+        stop_process(broker.pid)
         try:
             began = time.monotonic()
             producer.produce(

@@ -18,7 +18,7 @@ import kdirect
 from kdirect.client import connect
 from kdirect.errors import BufferFullError, DeliveryError, KdirectError, TimedOutError
 from kdirect.model import TopicPartition
-from tests.support import wait_until
+from tests.support import stop_process, wait_until
 
 PATHS = pytest.mark.parametrize("transport", ["shm", "tcp"])
 
@@ -41,8 +41,7 @@ def served(broker_process):
 @contextlib.contextmanager
 def stopped(broker):
     """Every thread of the broker's process stands."""
-    os.kill(broker.pid, signal.SIGSTOP)
-    os.waitid(os.P_PID, broker.pid, os.WSTOPPED)
+    stop_process(broker.pid)
     try:
         yield
     finally:

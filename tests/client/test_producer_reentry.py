@@ -10,7 +10,6 @@ import signal
 import socket
 import threading
 import time
-from pathlib import Path
 
 import pytest
 
@@ -29,6 +28,7 @@ from kdirect.errors import (
 from kdirect.format.codec import encode_records
 from kdirect.model import TopicPartition
 from kdirect.options import CLIENT
+from tests.support import stop_process
 
 A, B = TopicPartition("t", 0), TopicPartition("t", 1)
 
@@ -128,9 +128,7 @@ def test_the_failure_of_one_partition_hides_no_failure_of_another(broker_process
         batch[-1] ^= 1  # damaged before it was sent: the broker refuses it for good
         driver.send(B, bytes(batch), 1)
         time.sleep(0.3)  # its refusal has come, and nobody has looked
-        os.kill(broker.pid, signal.SIGSTOP)
-        while Path(f"/proc/{broker.pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
-            time.sleep(0.001)
+        stop_process(broker.pid)
         try:
             with pytest.raises(DeliveryError, match="t-0"):
                 producer.produce_sync("t", b"y", partition=0)
@@ -186,7 +184,7 @@ def test_other_threads_produce_while_one_waits_for_its_offset(broker_process):
         waits = threading.Thread(
             target=lambda: offsets.append(producer.produce_sync("t", b"1", partition=0))
         )
-        os.kill(broker.pid, signal.SIGSTOP)
+        stop_process(broker.pid)
         try:
             waits.start()
             begun = time.monotonic()
@@ -216,7 +214,7 @@ def test_a_producer_whose_ids_are_used_up_says_so(broker_process, monkeypatch):
         batch = encode_records([(None, b"x", [], 1)])
         driver.send(A, batch, 1)
         driver.flush()
-        os.kill(broker.pid, signal.SIGSTOP)
+        stop_process(broker.pid)
         try:
             driver.send(A, batch, 1, "tag")
             driver.expire(A)
@@ -244,7 +242,7 @@ def test_what_expires_is_told_though_no_new_producer_id_can_be_had(broker_proces
         batch = encode_records([(None, b"x", [], 1)])
         driver.send(A, batch, 1)
         driver.flush()
-        os.kill(broker.pid, signal.SIGSTOP)
+        stop_process(broker.pid)
         try:
             driver.send(A, batch, 1, "tag")
             driver.expire(A)

@@ -20,6 +20,7 @@ from kdirect.client.request_append import RequestAppender
 from kdirect.errors import BufferFullError, DeliveryError
 from kdirect.format.codec import encode_records
 from kdirect.model import TopicPartition
+from tests.support import stop_process
 
 TP = TopicPartition("t", 0)
 UNDER_WAY = 1000
@@ -49,8 +50,7 @@ def served(broker_process):
 
 
 def stop(broker):
-    os.kill(broker.pid, signal.SIGSTOP)
-    os.waitid(os.P_PID, broker.pid, os.WSTOPPED)
+    stop_process(broker.pid)
 
 
 def values(broker, partition=0):

@@ -23,6 +23,7 @@ from kdirect.client import connect
 from kdirect.errors import AccessDeniedError
 from kdirect.model import TopicPartition
 from kdirect.rdma import open_device
+from tests.support import stop_process
 
 TP = TopicPartition("t", 0)
 
@@ -273,7 +274,7 @@ def test_a_producer_that_fails_in_the_middle_is_cut_out_and_the_others_go_on(ser
     if how == "killed":
         victim.kill()
     elif how == "stopped":
-        victim.send_signal(signal.SIGSTOP)
+        stop_process(victim.pid)
     wait_for_growth(session, 2000)  # they regain access by themselves
     if how == "stopped":
         victim.send_signal(signal.SIGCONT)

@@ -33,6 +33,7 @@ from kdirect.errors import (
 from kdirect.model import LATEST_OFFSET, TopicPartition
 from kdirect.wire.cluster import Cluster
 from tests.client.conftest import produce_answer
+from tests.support import stop_process
 
 PRODUCE, FETCH, METADATA = 0, 1, 3
 
@@ -664,8 +665,7 @@ def test_a_stopped_broker_times_a_fetch_out(broker_process):
         TcpFetcher(c, tp, 0) as fetcher,
     ):
         fetcher.fetch(max_wait_ms=0)
-        os.kill(b.pid, signal.SIGSTOP)
-        os.waitid(os.P_PID, b.pid, os.WSTOPPED)
+        stop_process(b.pid)
         try:
             with pytest.raises(TimedOutError, match="did not answer FetchRequest"):
                 fetcher.fetch(max_wait_ms=50)

@@ -8,8 +8,6 @@ that a machine with an RNIC answers alike.
 from __future__ import annotations
 
 import logging
-import os
-import signal
 import threading
 
 import pytest
@@ -20,6 +18,7 @@ from kdirect.format import layout
 from kdirect.format import protocol as p
 from kdirect.model import TopicPartition
 from kdirect.wire.connection import Connection
+from tests.support import stop_process
 
 NO_DEVICE = {"rdma.device": "nosuch0"}
 
@@ -98,7 +97,7 @@ def test_another_broker_is_asked_where_the_first_ends_during_the_proof(broker_pr
     session = open_session(",".join(brokers))
     control = session.cluster.control_connection()
     asked = brokers[f"{control.host}:{control.port}"]
-    os.kill(asked.pid, signal.SIGSTOP)  # so it ends with the question unanswered
+    stop_process(asked.pid)  # so it ends with the question unanswered
     end = threading.Timer(0.5, asked.kill)
     end.start()
     try:

@@ -32,6 +32,7 @@ from kdirect.store.contract import Delete
 from kdirect.store.zookeeper import ZookeeperStore
 from kdirect.store.zookeeper_server import ZookeeperServer, free_port
 from tests.members.company import SESSION_MS, Company, run_company, state_of
+from tests.support import stop_process
 
 
 @pytest.fixture
@@ -81,7 +82,7 @@ def test_a_store_that_stops_for_longer_than_a_session(
     async def test(company: Company) -> None:
         members = await company.start(3)
         await members[0].create("t", partitions=3)
-        os.kill(own_server.pid, signal.SIGSTOP)
+        stop_process(own_server.pid)
         try:
             with pytest.raises(TimedOutError):
                 await members[0].ask(_create("lost"), timeout_s=5)

@@ -20,6 +20,7 @@ from kdirect.store.contract import Create, Found, Refused, Replace, SessionState
 from kdirect.store.zookeeper import CLOSE_S, ZookeeperStore
 from kdirect.store.zookeeper_server import ZookeeperServer
 from tests.store.conftest import WAIT_S, Session, ZookeeperBench
+from tests.support import stop_process
 
 CONNECTED, SUSPENDED, EXPIRED, CLOSED = SessionState
 
@@ -45,8 +46,7 @@ def stopped(zookeeper: ZookeeperServer) -> Iterator[Any]:
     """Stops the server, and lets it go on."""
 
     def stop() -> None:
-        os.kill(zookeeper.pid, signal.SIGSTOP)
-        os.waitid(os.P_PID, zookeeper.pid, os.WSTOPPED)  # all its threads have
+        stop_process(zookeeper.pid)
 
     yield stop
     os.kill(zookeeper.pid, signal.SIGCONT)
@@ -269,7 +269,7 @@ def test_a_process_that_was_stopped_for_too_long_learns_that_its_session_expired
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "Committed(versions=(0,))\n"
-        process.send_signal(signal.SIGSTOP)
+        stop_process(process.pid)
         watcher.commit(Create("/seen", ephemeral=True))
         watcher.read("/mine", watch=True)
         watcher.wait_for(lambda s: "/mine" in s.changed())

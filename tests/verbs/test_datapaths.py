@@ -17,7 +17,7 @@ import pyarrow as pa
 import kdirect
 from kdirect.client.session import Session
 from kdirect.model import TopicPartition
-from tests.support import BrokerProcess
+from tests.support import BrokerProcess, stop_process
 from tests.verbs.conftest import TRANSPORT, WAIT_S, eventually, kafka_values, values_of
 
 Topics = Callable[..., TopicPartition]
@@ -94,7 +94,7 @@ def test_reading_takes_no_part_of_the_broker(session: Session, broker: BrokerPro
     assert session.watermarks([tp]) == {tp: (0, 500)}
     consumer = consumer_of(session, tp)
     first = consumer.poll(WAIT_S)
-    os.kill(broker.pid, signal.SIGSTOP)
+    stop_process(broker.pid)
     try:
         got = [first.value(), *(consumer.poll(WAIT_S).value() for _ in range(499))]
         assert consumer.poll(0.02) is None  # caught up: only slots are read
