@@ -160,7 +160,7 @@ SANITIZED := build/sanitized
 SANITIZERS := address,undefined
 
 .PHONY: slash-plans
-slash-plans: install ## Make the analyzed plans of tests/slash anew, from this Spark
+slash-plans: install ## Make the analyzed plans of tests/slash again, from this Spark
 	$(BIN)/python tests/slash/make_plans.py
 
 .PHONY: sanitize
