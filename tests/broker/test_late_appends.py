@@ -66,7 +66,7 @@ async def _late_append() -> None:
         committed=committed,
     )
     nothing = cast(Any, None)
-    handlers = ReplicatedDataHandlers(cast(Any, services), nothing, cast(Any, replicas), nothing)
+    handlers = ReplicatedDataHandlers(cast(Any, services), cast(Any, replicas), nothing)
     data = [{"index": index, "records": b"records"} for index in (0, 1)]
     request = build(
         p.ProduceRequest,

@@ -20,7 +20,7 @@ from kdirect.broker.remote_metadata import metadata_partition
 from kdirect.broker.topics import REMOTE_METADATA_TOPIC
 from kdirect.format import protocol as p
 from kdirect.format.batch import iterate_batches, stamp
-from kdirect.format.protocol import ErrorCode
+from kdirect.format.error_codes import ErrorCode
 from kdirect.format.record_list import encode_records
 from kdirect.format.remote_metadata import (
     RemoteSegmentUpdate,

@@ -14,7 +14,7 @@ from typing import Any
 from confluent_kafka.admin import OffsetSpec
 
 from kdirect.format import protocol as p
-from kdirect.format.protocol import ErrorCode
+from kdirect.format.error_codes import ErrorCode
 from kdirect.format.schema import build
 from tests.broker.conftest import Raw
 from tests.broker.test_topic_properties import alter
