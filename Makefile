@@ -126,6 +126,12 @@ slash-kills: install ## Kill drivers, workers, planners and brokers under accele
 	PYTHONPATH=$(CURDIR) $(BIN)/python -m tests.spark.slash_kills --keep-going \
 		--first $(or $(SEED),0) --count $(or $(COUNT),300)
 
+.PHONY: txn-schedules
+txn-schedules: install ## Run seeded schedules of transactions and their coordinator;
+## COUNT=schedules, SEED=first
+	PYTHONPATH=$(CURDIR) $(BIN)/python -m tests.broker.transaction_schedules --cores \
+		--first $(or $(SEED),0) --schedules $(or $(COUNT),20000)
+
 .PHONY: tier-schedules
 tier-schedules: install ## Run seeded schedules of a tiered partition: copies, deaths, retention;
 ## COUNT=20000, SEED=the first one

@@ -1,0 +1,221 @@
+"""Keys and values of the records of ``__transaction_state``, as Kafka writes them.  No I/O.
+
+Kafka's own schemas (TransactionLogKey.json, TransactionLogValue.json), big endian.  Version 1 of a
+value is written, which has compact types and tagged fields (KIP-915); version 0 is read as well::
+
+    key, version 0     int16 0   string transactional id
+    value, version 1   int16 1   int64 producer id   int16 producer epoch   int32 timeout
+                       int8 state   compact nullable array of partitions, for each topic:
+                           compact string topic   compact array of int32   tagged fields
+                       int64 last update   int64 start
+                       tagged fields: 0 int64 previous producer id   1 int64 next producer id
+                                      2 int16 transaction version of the client
+
+A null value is a tombstone: nothing is known of the transactional id any more.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from typing import NamedTuple
+
+from kdirect.errors import FormatError
+from kdirect.model import TopicPartition
+
+_I16 = struct.Struct(">h")
+_I32 = struct.Struct(">i")
+_I64 = struct.Struct(">q")
+_HEAD = struct.Struct(">hqhib")
+_TIMES = struct.Struct(">qq")
+
+TEXT_BYTES = 32767  # of one string, in UTF-8
+NO_PRODUCER_ID = -1
+NO_EPOCH = -1
+_TAG_BYTES = {0: 8, 1: 8, 2: 2}
+_MOST_VARINT_BYTES = 5
+
+
+class State(enum.IntEnum):
+    """Kafka's TransactionState.  DEAD and PREPARE_EPOCH_FENCE are never written."""
+
+    EMPTY = 0
+    ONGOING = 1
+    PREPARE_COMMIT = 2
+    PREPARE_ABORT = 3
+    COMPLETE_COMMIT = 4
+    COMPLETE_ABORT = 5
+    DEAD = 6
+    PREPARE_EPOCH_FENCE = 7
+
+    @property
+    def text(self) -> str:
+        """Its name in Kafka's answers."""
+        return "".join(word.capitalize() for word in self.name.split("_"))
+
+
+class TransactionRecord(NamedTuple):
+    """What is written of one transactional id.  Times in milliseconds since the epoch, -1: none.
+
+    `previous_id`: the producer id of the transaction that was completed before, where an exhausted
+    epoch made it change; `next_id`: the one that follows once this transaction is complete.
+    `last_epoch` is the epoch before the present one; it is not in the record, as with Kafka.
+    `version`: 2 where the client ends each transaction with a new epoch (KIP-890), else 0."""
+
+    producer_id: int
+    epoch: int
+    timeout_ms: int
+    state: State
+    partitions: frozenset[TopicPartition] = frozenset()
+    updated_ms: int = -1
+    start_ms: int = -1
+    previous_id: int = NO_PRODUCER_ID
+    next_id: int = NO_PRODUCER_ID
+    last_epoch: int = NO_EPOCH
+    version: int = 0
+
+
+# -- writing ---------------------------------------------------------------------------------------
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def _raw(text: str) -> bytes:
+    raw = text.encode()
+    if len(raw) > TEXT_BYTES:
+        raise FormatError(
+            f"a text of {len(raw)} bytes does not fit into a record of __transaction_state",
+            hint=f"{TEXT_BYTES} bytes do",
+        )
+    return raw
+
+
+def transaction_key(transactional_id: str) -> bytes:
+    """FormatError: the id is too long."""
+    raw = _raw(transactional_id)
+    return _I16.pack(0) + _I16.pack(len(raw)) + raw
+
+
+def transaction_value(record: TransactionRecord) -> bytes:
+    """The value of a record, version 1.  FormatError: the name of a topic is too long."""
+    out = bytearray(
+        _HEAD.pack(1, record.producer_id, record.epoch, record.timeout_ms, record.state)
+    )
+    if record.state is State.EMPTY:
+        out += _varint(0)
+    else:
+        topics: dict[str, list[int]] = {}
+        for tp in sorted(record.partitions):
+            topics.setdefault(tp.topic, []).append(tp.partition)
+        out += _varint(len(topics) + 1)
+        for topic, indexes in topics.items():
+            raw = _raw(topic)
+            out += _varint(len(raw) + 1) + raw + _varint(len(indexes) + 1)
+            out += b"".join(map(_I32.pack, indexes)) + _varint(0)
+    out += _TIMES.pack(record.updated_ms, record.start_ms)
+    tags: list[tuple[int, bytes]] = []
+    if record.previous_id != NO_PRODUCER_ID:
+        tags.append((0, _I64.pack(record.previous_id)))
+    if record.next_id != NO_PRODUCER_ID:
+        tags.append((1, _I64.pack(record.next_id)))
+    if record.version:
+        tags.append((2, _I16.pack(record.version)))
+    out += _varint(len(tags))
+    for tag, value in tags:
+        out += _varint(tag) + _varint(len(value)) + value
+    return bytes(out)
+
+
+# -- reading ---------------------------------------------------------------------------------------
+
+
+class _Cursor:
+    """Reads fields in order; FormatError at the end of the bytes."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self.pos = 0
+
+    def take(self, n: int) -> bytes:
+        if n < 0 or self.pos + n > len(self.data):
+            raise FormatError("a record of __transaction_state is cut short")
+        self.pos += n
+        return self.data[self.pos - n : self.pos]
+
+    def i16(self) -> int:
+        return int(_I16.unpack(self.take(2))[0])
+
+    def i32(self) -> int:
+        return int(_I32.unpack(self.take(4))[0])
+
+    def varint(self) -> int:
+        value = 0
+        for i in range(_MOST_VARINT_BYTES):
+            (byte,) = self.take(1)
+            value |= (byte & 0x7F) << 7 * i
+            if not byte & 0x80:
+                return value
+        raise FormatError("a length in a record of __transaction_state has no end")
+
+    def text(self, length: int) -> str:
+        try:
+            return self.take(length).decode()
+        except UnicodeDecodeError as e:
+            raise FormatError("a text in a record of __transaction_state is not UTF-8") from e
+
+    def tags(self) -> dict[int, bytes]:
+        found: dict[int, bytes] = {}
+        for _ in range(self.varint()):
+            tag = self.varint()
+            found[tag] = self.take(self.varint())
+        return found
+
+
+def parse_transaction_key(data: bytes) -> str | None:
+    """The transactional id, or None for a key of a kind that we do not know.  FormatError."""
+    c = _Cursor(data)
+    return c.text(c.i16()) if c.i16() == 0 else None
+
+
+def parse_transaction_value(data: bytes) -> TransactionRecord:
+    """The value of a record, in version 0 or 1.  FormatError."""
+    c = _Cursor(data)
+    try:
+        version, producer_id, epoch, timeout_ms, state = _HEAD.unpack(c.take(_HEAD.size))
+        state = State(state)
+    except ValueError as e:
+        raise FormatError(f"a record of __transaction_state cannot be read: {e}") from e
+    if version not in (0, 1):
+        raise FormatError(f"a transaction value of version {version}")
+    compact = version == 1
+    partitions: set[TopicPartition] = set()
+    for _ in range(c.varint() - 1 if compact else c.i32()):
+        topic = c.text(c.varint() - 1 if compact else c.i16())
+        for _ in range(c.varint() - 1 if compact else c.i32()):
+            partitions.add(TopicPartition(topic, c.i32()))
+        if compact:
+            c.tags()
+    updated_ms, start_ms = _TIMES.unpack(c.take(_TIMES.size))
+    tags = c.tags() if compact else {}
+    if any(len(tags[tag]) != size for tag, size in _TAG_BYTES.items() if tag in tags):
+        raise FormatError("a tagged field of a record of __transaction_state has a wrong length")
+    return TransactionRecord(
+        producer_id,
+        epoch,
+        timeout_ms,
+        state,
+        frozenset(partitions),
+        updated_ms,
+        start_ms,
+        _I64.unpack(tags[0])[0] if 0 in tags else NO_PRODUCER_ID,
+        _I64.unpack(tags[1])[0] if 1 in tags else NO_PRODUCER_ID,
+        NO_EPOCH,
+        _I16.unpack(tags[2])[0] if 2 in tags else 0,
+    )
