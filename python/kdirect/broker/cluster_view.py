@@ -135,6 +135,11 @@ class ClusterView:
         self.here = {name: topic for name, topic in placed.items() if topic.leader == node_id}
         self.elsewhere = {name: topic for name, topic in placed.items() if topic.leader != node_id}
 
+    def decided(self) -> tuple[int, int]:
+        """(epoch of the controller, number of its last decision that is known here).  A layout, and
+        a broker that is alone, count neither."""
+        return 1, 0
+
     def as_of_now(self) -> ClusterView:
         """A view that stays as this one is now, so that all that it tells belongs together."""
         return self  # a layout is fixed

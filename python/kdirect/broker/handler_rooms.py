@@ -21,6 +21,7 @@ from kdirect.broker.handlers_group_admin import GroupAdminHandlers
 from kdirect.broker.handlers_groups import GroupHandlers
 from kdirect.broker.handlers_log_dirs import LogDirHandlers
 from kdirect.broker.handlers_producer_ids import ProducerIdHandlers
+from kdirect.broker.handlers_quorum import QuorumHandlers
 from kdirect.broker.handlers_refused import RefusedHandlers
 from kdirect.broker.handlers_versions import VersionHandlers
 from kdirect.broker.services import Services
@@ -70,7 +71,8 @@ class HandlerRooms:
             CoordinatorHandlers(services, self.groups.partitions),
         ]
         self.versions = VersionHandlers(self.apis)
-        of_cluster = [self.versions, cluster, LogDirHandlers(services), configs]
+        quorum = QuorumHandlers(services)
+        of_cluster = [self.versions, cluster, quorum, LogDirHandlers(services), configs]
         rooms = [data, *of_cluster, *groups, RefusedHandlers(services), *rooms]
         for handlers in rooms:
             for name, function, blocking in handlers.table():

@@ -15,6 +15,7 @@ from kdirect.broker.answers import Answer, later, respond
 from kdirect.broker.cluster_view import NO_NODE, ClusterView, Node, PlacedTopic
 from kdirect.broker.connection import Connection
 from kdirect.broker.failures import code_of, explain
+from kdirect.broker.operations import ON_CLUSTER, ON_TOPIC, allowed, as_number
 from kdirect.broker.services import Services
 from kdirect.broker.topics import MAX_PARTITIONS, OFFSETS_TOPIC, REMOTE_METADATA_TOPIC, Topic
 from kdirect.errors import ConfigError, KdirectError, TopicExistsError
@@ -27,6 +28,7 @@ TOPIC_RESOURCE = 2
 MANY_PARTITIONS = 100
 TOPICS_ARE_FIXED = "the layout of the cluster names every topic; change it, and restart the brokers"
 MOST_ROWS = 2000  # partitions in one answer to DescribeTopicPartitions
+_CLUSTER_OPERATIONS = range(8, 11)  # versions of Metadata that tell of them; later DescribeCluster
 
 
 def _missing(name: str | None) -> dict[str, Any]:
@@ -41,13 +43,18 @@ def _missing(name: str | None) -> dict[str, Any]:
 
 class _Told(NamedTuple):
     """What one answer tells of the cluster: a view that does not change meanwhile, and its brokers.
-    Taken apart, they could name a leader that is none of the brokers."""
+    Taken apart, they could name a leader that is none of the brokers.  `on_cluster`, `on_topic`:
+    what the client may do, None where it has not asked."""
 
     cluster: ClusterView
     nodes: Sequence[Node]
+    on_cluster: frozenset[int] | None = None
+    on_topic: frozenset[int] | None = None
 
 
 def _metadata(header: p.RequestHeader, told: _Told, rows: list[dict[str, Any]]) -> Answer:
+    for row in rows:
+        row["authorized_operations"] = told.on_topic if row["name"] is not None else None
     return respond(
         header,
         p.MetadataResponse,
@@ -58,6 +65,7 @@ def _metadata(header: p.RequestHeader, told: _Told, rows: list[dict[str, Any]]) 
         cluster_id=told.cluster.cluster_id,
         controller_id=told.cluster.controller_id,
         topics=rows,
+        authorized_operations=told.on_cluster,
     )
 
 
@@ -84,6 +92,14 @@ def _topic_row(cluster: ClusterView, topic: Topic | PlacedTopic) -> dict[str, An
             _partition_row(cluster, topic.name, i) for i in range(topic.partition_count)
         ],
     }
+
+
+def _is_bad_cursor(request: Any) -> bool:
+    cursor = request.cursor
+    if cursor is None:
+        return False
+    names = {t.name for t in request.topics}
+    return cursor.partition_index < 0 or (bool(names) and cursor.topic_name not in names)
 
 
 class ClusterHandlers:
@@ -118,7 +134,7 @@ class ClusterHandlers:
 
     def metadata(self, connection: Connection, header: p.RequestHeader, request: Any) -> Answer:
         version = header.api_version
-        told = self._told(connection)
+        told = self._told(connection, header, request)
         wanted = request.topics
         if wanted is None or (version == 0 and not wanted):
             return self._answer_metadata(header, told, self._topics.all_topics(), ())
@@ -128,7 +144,7 @@ class ClusterHandlers:
         names = [w.name for w in wanted if w.name is not None]
         if create and any(self._topics.find(name) is None for name in names):
             if self._create_missing is not None:
-                return later(self._metadata_asked(connection, header, names, wanted))
+                return later(self._metadata_asked(connection, header, names, request))
             return later(self._metadata_created(header, told, wanted))
         found = [t for w in wanted if (t := self._topics.find(w.name or ""))]
         return self._answer_metadata(header, told, found, wanted)
@@ -162,13 +178,13 @@ class ClusterHandlers:
         return _metadata(header, told, rows)
 
     async def _metadata_asked(
-        self, connection: Connection, header: p.RequestHeader, names: Sequence[str], wanted: Any
+        self, connection: Connection, header: p.RequestHeader, names: Sequence[str], request: Any
     ) -> Answer:
         """The same in a cluster: the controller creates what is missing."""
         assert self._create_missing is not None
         refused = await self._create_missing(n for n in names if self._topics.find(n) is None)
-        told = self._told(connection)
-        rows = [self._metadata_of(told.cluster, w, False) for w in wanted]
+        told = self._told(connection, header, request)
+        rows = [self._metadata_of(told.cluster, w, False) for w in request.topics]
         for row in rows:
             if row["error_code"] == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
                 # Kafka's answer about a topic that is being created: ask again.
@@ -176,13 +192,22 @@ class ClusterHandlers:
                 row["error_code"] = code
         return _metadata(header, told, rows)
 
-    def _told(self, connection: Connection) -> _Told:
+    def _told(self, connection: Connection, header: p.RequestHeader, request: Any) -> _Told:
         """What the client of `connection` is told, with each broker at the address where that
         client reaches it."""
         own = self._services.listeners.address_for(connection.listener, connection.local[0])
         cluster = self._cluster.as_of_now()
         listener = self._config.listeners[connection.listener].name
-        return _Told(cluster, cluster.nodes(own, listener))
+        version = header.api_version
+        if header.api_key == p.MetadataRequest.API_KEY:
+            asks = version in _CLUSTER_OPERATIONS and request.include_cluster_authorized_operations
+            on_topic = allowed(
+                ON_TOPIC, version >= 8 and request.include_topic_authorized_operations
+            )
+        else:
+            asks, on_topic = request.include_cluster_authorized_operations, None
+        on_cluster = allowed(ON_CLUSTER, asks)
+        return _Told(cluster, cluster.nodes(own, listener), on_cluster, on_topic)
 
     def _metadata_of(self, cluster: ClusterView, wanted: Any, create: bool) -> dict[str, Any]:
         """The row of one requested topic.  With `create`, a missing one is created; this must run
@@ -222,7 +247,12 @@ class ClusterHandlers:
     ) -> Answer:
         """Describe topics in the order of their names, from the request's cursor on, up to
         `response_partition_limit` and MOST_ROWS partitions.  A request without names asks for all
-        topics."""
+        topics.  A cursor that is none, or that names a topic which was not asked for, is an error
+        of each topic, as in Kafka."""
+        if _is_bad_cursor(request):
+            code = ErrorCode.INVALID_REQUEST
+            rows = [{**_missing(t.name), "error_code": code} for t in request.topics]
+            return respond(header, p.DescribeTopicPartitionsResponse, topics=rows)
         left = max(1, min(request.response_partition_limit, MOST_ROWS))
         asked = {t.name for t in request.topics}
         names = sorted(asked or {t.name for t in self._topics.all_topics()})
@@ -231,7 +261,7 @@ class ClusterHandlers:
             names = [n for n in names if n >= request.cursor.topic_name]
             if names and names[0] == request.cursor.topic_name:
                 first = max(0, request.cursor.partition_index)
-        rows: list[dict[str, Any]] = []
+        rows = []
         cursor = None
         for name in names:
             if left <= 0:
@@ -249,6 +279,8 @@ class ClusterHandlers:
                 cursor = {"topic_name": name, "partition_index": end}
                 break
             first = 0
+        for row in rows:
+            row["topic_authorized_operations"] = as_number(ON_TOPIC)
         return respond(header, p.DescribeTopicPartitionsResponse, topics=rows, next_cursor=cursor)
 
     def _described(self, topic: Topic | PlacedTopic, first: int, end: int) -> dict[str, Any]:
@@ -273,7 +305,7 @@ class ClusterHandlers:
     def describe_cluster(
         self, connection: Connection, header: p.RequestHeader, request: Any
     ) -> Answer:
-        told = self._told(connection)
+        told = self._told(connection, header, request)
         return respond(
             header,
             p.DescribeClusterResponse,
@@ -286,6 +318,7 @@ class ClusterHandlers:
                 {"broker_id": n.node_id, "host": n.host, "port": n.port, "rack": n.rack}
                 for n in told.nodes
             ],
+            authorized_operations=told.on_cluster,
         )
 
     # -- topics ------------------------------------------------------------------------------------

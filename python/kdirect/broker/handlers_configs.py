@@ -11,18 +11,22 @@ from collections.abc import Iterable
 from typing import Any
 
 from kdirect.broker.answers import Answer, later, respond
+from kdirect.broker.config_requests import (
+    BROKER_RESOURCE,
+    DELETE,
+    TOPIC_RESOURCE,
+    changed,
+    ill_formed,
+)
 from kdirect.broker.connection import Connection
 from kdirect.broker.failures import explain
 from kdirect.broker.services import Services
 from kdirect.broker.topics import Topic
-from kdirect.errors import ConfigError, KdirectError
+from kdirect.errors import KdirectError
 from kdirect.format import protocol as p
 from kdirect.format.error_codes import ErrorCode
 from kdirect.option_table import Option, config_text
 from kdirect.options import BROKER, TOPIC
-
-TOPIC_RESOURCE = 2
-BROKER_RESOURCE = 4
 
 SOURCE_TOPIC = 1
 SOURCE_STATIC_BROKER = 4
@@ -40,7 +44,6 @@ _TYPES = {
     "float": 6,
     "list": 7,
 }
-SET, DELETE, APPEND, SUBTRACT = range(4)
 
 
 def _text(value: Any) -> str | None:
@@ -63,45 +66,6 @@ def result_row(resource: Any, code: int, message: str | None) -> dict[str, Any]:
         "resource_type": resource.resource_type,
         "resource_name": resource.resource_name,
     }
-
-
-def _changed_list(row: Option, own: str | None, value: str, operation: int) -> str:
-    """The list `own`, or the default, with the elements of `value` added or removed.  Whether the
-    result is allowed is checked later."""
-    before = (row.default if own is None else row.parse(own)) or []
-    given = [x.strip() for x in value.split(",") if x.strip()]
-    if operation == APPEND:
-        return ",".join([*before, *(x for x in given if x not in before)])
-    return ",".join(x for x in before if x not in given)
-
-
-def changed_configs(topic: Topic, resource: Any) -> dict[str, str]:
-    """The topic's own properties after the operations of an IncrementalAlterConfigs request.
-    Raises ConfigError for an unknown property or an impossible operation."""
-    configs = dict(topic.configs)
-    for c in resource.configs:
-        row = TOPIC.find(c.name)
-        if c.config_operation == DELETE:
-            configs.pop(row.name, None)
-        elif c.config_operation == SET and c.value is not None:
-            configs[row.name] = c.value
-        elif (
-            c.config_operation in (APPEND, SUBTRACT) and c.value is not None and row.kind == "list"
-        ):
-            configs[row.name] = _changed_list(
-                row, configs.get(row.name), c.value, c.config_operation
-            )
-        elif c.config_operation in (APPEND, SUBTRACT):
-            raise ConfigError(
-                f"config {c.name} is no list",
-                hint="set it instead of appending or subtracting",
-            )
-        else:
-            raise ConfigError(
-                f"config {c.name}: operation {c.config_operation} without a value",
-                hint="give a value, or delete it",
-            )
-    return configs
 
 
 class ConfigHandlers:
@@ -213,11 +177,11 @@ class ConfigHandlers:
     async def _alter(self, header: p.RequestHeader, request: Any) -> Answer:
 
         def new_configs(topic: Topic, r: Any) -> dict[str, str]:
-            return {c.name: c.value for c in r.configs if c.value is not None}
+            return {c.name: c.value for c in r.configs}
 
         # On the admin thread: configs are files.
         rows = await self._files.admin(
-            lambda: [self._change(r, request.validate_only, new_configs) for r in request.resources]
+            lambda: [self._change(r, request, new_configs) for r in request.resources]
         )
         return respond(header, p.AlterConfigsResponse, responses=rows)
 
@@ -232,7 +196,7 @@ class ConfigHandlers:
             return (
                 result_row(r, 0, None)
                 if self._takes_back_nothing(r)
-                else self._change(r, request.validate_only, changed_configs)
+                else self._change(r, request, lambda t, r: changed(t.configs, r, TOPIC))
             )
 
         # On the admin thread: configs are files.
@@ -249,10 +213,13 @@ class ConfigHandlers:
             return False
         return all(c.config_operation == DELETE for c in r.configs)
 
-    def _change(self, r: Any, validate_only: bool, new_configs: Any) -> dict[str, Any]:
+    def _change(self, r: Any, request: Any, new_configs: Any) -> dict[str, Any]:
         def result(code: int, message: str | None) -> dict[str, Any]:
             return result_row(r, code, message)
 
+        refusal = ill_formed(r, request.resources)
+        if refusal is not None:
+            return result(*refusal)
         if r.resource_type == BROKER_RESOURCE:
             return result(
                 ErrorCode.INVALID_REQUEST,
@@ -270,13 +237,9 @@ class ConfigHandlers:
             return result(
                 ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {r.resource_name}"
             )
-        if len({c.name for c in r.configs}) != len(r.configs):
-            return result(
-                ErrorCode.INVALID_REQUEST, f"a config of topic {topic.name} is in the request twice"
-            )
         try:
             configs = new_configs(topic, r)
-            if validate_only:
+            if request.validate_only:
                 topics.checked_configs(topic.name, configs)
             else:
                 topics.configure(topic, configs)

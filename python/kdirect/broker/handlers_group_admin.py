@@ -16,6 +16,7 @@ from kdirect.broker.failures import explain
 from kdirect.broker.group_state import COMPLETING, DEAD, EMPTY, PREPARING, STABLE
 from kdirect.broker.handlers_groups import GroupHandlers
 from kdirect.broker.offsets import OffsetStore
+from kdirect.broker.operations import ON_GROUP, allowed
 from kdirect.errors import KdirectError
 from kdirect.format import protocol as p
 from kdirect.format.error_codes import ErrorCode
@@ -55,11 +56,11 @@ class GroupAdminHandlers:
         self, connection: Connection, header: p.RequestHeader, request: Any
     ) -> Answer:
         self._groups.expire_due()
-        return respond(
-            header,
-            p.DescribeGroupsResponse,
-            groups=[self._describe(g, header.api_version) for g in request.groups],
-        )
+        rows = [self._describe(g, header.api_version) for g in request.groups]
+        for row in rows:
+            asked = header.api_version >= 3 and request.include_authorized_operations
+            row["authorized_operations"] = allowed(ON_GROUP, asked and not row["error_code"])
+        return respond(header, p.DescribeGroupsResponse, groups=rows)
 
     def _describe(self, name: str, version: int) -> dict[str, Any]:
         group = self._groups.coordinator.groups.get(name)

@@ -12,19 +12,20 @@ from collections.abc import Awaitable, Callable, Mapping, Set
 from typing import Any
 
 from kdirect.broker.answers import Answer, later, respond
-from kdirect.broker.connection import Connection
-from kdirect.broker.failures import explain
-from kdirect.broker.handlers_configs import (
+from kdirect.broker.config_requests import (
     APPEND,
     BROKER_RESOURCE,
     DELETE,
     SET,
     SUBTRACT,
     TOPIC_RESOURCE,
-    ConfigHandlers,
-    changed_configs,
-    result_row,
+    changed,
+    ill_formed,
+    operation_of,
 )
+from kdirect.broker.connection import Connection
+from kdirect.broker.failures import explain
+from kdirect.broker.handlers_configs import ConfigHandlers, result_row
 from kdirect.broker.handlers_topics import ask
 from kdirect.broker.member_topics import ASK_S
 from kdirect.broker.picture import Picture
@@ -112,14 +113,18 @@ class MemberConfigHandlers(ConfigHandlers):
         question: Callable[[Any], AlterConfig],
     ) -> Answer:
         rows: list[Awaitable[dict[str, Any]]] = [
-            self._alter_one(r, request.validate_only, question) for r in request.resources
+            self._alter_one(r, request, question) for r in request.resources
         ]
         return respond(header, response, responses=await asyncio.gather(*rows))
 
     async def _alter_one(
-        self, r: Any, validate_only: bool, question: Callable[[Any], AlterConfig]
+        self, r: Any, request: Any, question: Callable[[Any], AlterConfig]
     ) -> dict[str, Any]:
+        validate_only = request.validate_only
         try:
+            malformed = ill_formed(r, request.resources)
+            if malformed is not None:
+                return result_row(r, *malformed)
             refused = await self._refused(r)
             if refused is not None:
                 return result_row(r, int(refused.code), refused.message)
@@ -144,13 +149,10 @@ class MemberConfigHandlers(ConfigHandlers):
         elif r.resource_type != BROKER_RESOURCE:
             text = f"resources of type {r.resource_type} have no configs here"
             return Outcome(Code.INVALID_REQUEST, text)
-        if len({c.name for c in r.configs}) != len(r.configs):
-            text = f"a config of {r.resource_name or 'all brokers'} is in the request twice"
-            return Outcome(Code.INVALID_REQUEST, text)
         return None
 
     def _replaced(self, r: Any) -> AlterConfig:
-        given: Properties = {c.name: c.value for c in r.configs if c.value is not None}
+        given: Properties = {c.name: c.value for c in r.configs}
         if r.resource_type == BROKER_RESOURCE:
             return _of_broker(r.resource_name, given, whole=True)
         texts = self._topics.checked_configs(r.resource_name, given)
@@ -161,11 +163,11 @@ class MemberConfigHandlers(ConfigHandlers):
             for c in r.configs:
                 if c.config_operation not in (SET, DELETE):
                     raise ConfigError(f"config {c.name} is no list", hint="set it or delete it")
-            changed = {c.name: c.value if c.config_operation == SET else None for c in r.configs}
-            return _of_broker(r.resource_name, changed, whole=False)
+            given = {c.name: c.value if c.config_operation == SET else None for c in r.configs}
+            return _of_broker(r.resource_name, given, whole=False)
         topic = self._topics.get(r.resource_name)
         assert topic is not None  # `_refused` has looked
-        configs = self._topics.checked_configs(topic.name, changed_configs(topic, r))
+        configs = self._topics.checked_configs(topic.name, changed(topic.configs, r, TOPIC))
         named = _names(topic, r)
         properties = {name: configs.get(name) for name in named}
         return AlterConfig(None, ConfigOf.TOPIC, topic.name, properties)
@@ -173,7 +175,7 @@ class MemberConfigHandlers(ConfigHandlers):
 
 def _changes_list(config: Any) -> bool:
     """Does the new value of a property depend on the one that it has?"""
-    return getattr(config, "config_operation", SET) in (APPEND, SUBTRACT)
+    return operation_of(config) in (APPEND, SUBTRACT)
 
 
 def _names(topic: Topic, r: Any) -> list[str]:

@@ -62,6 +62,11 @@ class MemberView(ClusterView):
         live = metadata is not None and known in metadata.brokers
         return known if live else self.node_id
 
+    def decided(self) -> tuple[int, int]:
+        """See `ClusterView.decided`."""
+        metadata = self._metadata()
+        return (0, 0) if metadata is None else (metadata.image.epoch, metadata.generation)
+
     def nodes(self, own: tuple[str, int], listener: str = "") -> tuple[Node, ...]:
         """The brokers that live, each where it advertises that listener."""
         metadata = self._metadata()

@@ -162,6 +162,14 @@ ListConfigResourcesRequest, ListConfigResourcesResponse = (
 )
 DescribeTopicPartitionsRequest = _admin.DescribeTopicPartitionsRequest
 DescribeTopicPartitionsResponse = _admin.DescribeTopicPartitionsResponse
+UpdateFeaturesRequest, UpdateFeaturesResponse = (
+    _admin.UpdateFeaturesRequest,
+    _admin.UpdateFeaturesResponse,
+)
+DescribeQuorumRequest, DescribeQuorumResponse = (
+    _admin.DescribeQuorumRequest,
+    _admin.DescribeQuorumResponse,
+)
 
 
 class OpenQueuePairRequest(ApiMessage, load_json=kdirect.format.messages):
@@ -311,7 +319,8 @@ class Api(NamedTuple):
 # The highest version of each API that we speak, where it is not the highest that the schemas know:
 # Fetch and OffsetCommit/OffsetFetch up to the last that names topics (later ones use topic ids),
 # Produce up to the last before the transaction protocol of KIP-890, ListOffsets up to the last
-# without tiered-storage sentinels of KIP-1023.
+# without tiered-storage sentinels of KIP-1023, InitProducerId and DescribeLogDirs up to Kafka
+# 4.1's.
 _HIGHEST = {
     "Produce": 10,
     "Fetch": 12,
@@ -319,6 +328,8 @@ _HIGHEST = {
     "OffsetCommit": 9,
     "OffsetFetch": 9,
     "AddPartitionsToTxn": 3,
+    "InitProducerId": 5,
+    "DescribeLogDirs": 4,
 }
 # librdkafka before 2.11.1 stops compressing when Produce starts at 3 (KAFKA-18659), so 0 is
 # offered, as Kafka does; versions 0-2 carry formats before record batch v2 and are answered with
