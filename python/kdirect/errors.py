@@ -14,6 +14,8 @@ class KdirectError(Exception):
     """The root of all errors.  ``str()`` returns ``message; hint``."""
 
     retriable = False
+    fatal = False  # a transactional producer cannot go on: only another one can
+    txn_requires_abort = False  # the transaction can only be aborted
     # A consumer sets both on an error of one partition: its TopicPartition, and the offset at which
     # it would be read next.  (`model` imports this module, so the type cannot be named here.)
     topic_partition: Any = None
@@ -340,6 +342,24 @@ class DeliveryError(KdirectError):
     def __init__(self, message: str, *, hint: str = "", maybe_committed: bool = False) -> None:
         super().__init__(message, hint=hint)
         self.maybe_committed = maybe_committed
+
+
+class TransactionError(KdirectError):
+    """A call of a transactional producer failed: it came out of order, or a coordinator refused it.
+    With `fatal` set, only another producer can go on."""
+
+
+class TransactionAbortableError(TransactionError):
+    """The transaction failed and can only be aborted; then the producer can begin another."""
+
+    txn_requires_abort = True
+
+
+class ProducerFencedError(TransactionError):
+    """Another producer with the same `transactional.id` has taken over, or the transaction took
+    longer than `transaction.timeout.ms` and was aborted."""
+
+    fatal = True
 
 
 class BufferFullError(KdirectError, BufferError):
