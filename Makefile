@@ -225,6 +225,11 @@ bench-vs-kafka: install ## Measure beside Apache Kafka and Spark's Kafka connect
 	$(BIN)/python bench/vs_kafka.py --rows "$(ROWS)" --json "$(JSON)" $(if $(QUICK),--quick) \
 		$(if $(COUNT),--count "$(COUNT)")
 
+.PHONY: versus-kafka
+versus-kafka: install ## Make the same requests to Apache Kafka and to kdirect, compare the answers,
+## and write the table of differences into docs/broker.md (half a minute)
+	$(BIN)/python bench/versus/answers.py $(ARGS)
+
 .PHONY: slash-model
 slash-model: install ## Print the paper's figure 9 from the costs of one core of this machine:
 ## a model, no measurement; COSTS=a file of its --write

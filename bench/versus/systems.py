@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
@@ -186,6 +186,7 @@ class Kafka(System):
         directory: str,
         given: Mapping[str, str] | None = None,
         with_jars: tuple[str, ...] = (),
+        jvm: Sequence[str] = JVM,
     ) -> None:
         from confluent_kafka.admin import AdminClient
 
@@ -200,7 +201,7 @@ class Kafka(System):
             "controller.quorum.voters": f"1@127.0.0.1:{controller_port}",
             "log.dirs": f"{directory}/kafka",
         }
-        self.settings = {"jvm": " ".join(JVM), **wanted}
+        self.settings = {"jvm": " ".join(jvm), **wanted}
         file = Path(directory, "server.properties")
         file.write_text("".join(f"{k}={v}\n" for k, v in properties.items()))
         command = java(Path(directory), *with_jars)
@@ -209,7 +210,7 @@ class Kafka(System):
         self.errors = Path(directory, "kafka.err")
         with self.errors.open("w") as errors:
             self.process = subprocess.Popen(
-                [*command[:3], *JVM, *command[3:], "kafka.Kafka", str(file)],
+                [*command[:3], *jvm, *command[3:], "kafka.Kafka", str(file)],
                 stdout=errors, stderr=errors, text=True, preexec_fn=_broker_cores,
             )  # fmt: skip
         self.admin = AdminClient({"bootstrap.servers": self.address, "log_level": 0})

@@ -88,8 +88,22 @@ def test_groups_have_them_where_there_is_a_group(raw, broker, topic):
             assert bits(none.authorized_operations) == (GROUP_BITS if has else None)
 
 
+def api_versions(name, version):
+    software = {"client_software_name": name, "client_software_version": version}
+    return build(p.ApiVersionsRequest, **software)
+
+
+@pytest.mark.parametrize("name", ["", "-a", "a b", "a" * 99 + "."])
+def test_a_client_says_what_it_is(raw, name):
+    for version in (3, 4):
+        for request in (api_versions(name, "1"), api_versions("a", name)):
+            answer = raw.call(request, version)
+            assert (answer.error_code, answer.api_keys) == (ErrorCode.INVALID_REQUEST, [])
+    assert raw.call(api_versions("a", "1"), 4).error_code == 0  # it may try again
+
+
 def test_features_are_those_of_what_is_served(raw):
-    served = [raw.call(build(p.ApiVersionsRequest), version) for version in range(3, 5)]
+    served = [raw.call(api_versions("a-client", "1.0"), version) for version in range(3, 5)]
     for answer in served:
         final = {f.name: f.max_version_level for f in answer.finalized_features}
         there = {a.api_key: a.max_version for a in answer.api_keys}

@@ -17,17 +17,27 @@ from kdirect.broker.connection import Connection
 from kdirect.broker.failures import code_of, explain
 from kdirect.broker.operations import ON_CLUSTER, ON_TOPIC, allowed, as_number
 from kdirect.broker.services import Services
+from kdirect.broker.topic_requests import (
+    Deletion,
+    configs_of,
+    deletions,
+    name_error,
+    named_twice,
+)
 from kdirect.broker.topics import MAX_PARTITIONS, OFFSETS_TOPIC, REMOTE_METADATA_TOPIC, Topic
 from kdirect.errors import ConfigError, KdirectError, TopicExistsError
 from kdirect.format import protocol as p
 from kdirect.format.error_codes import ErrorCode
+from kdirect.log.checkpoint import new_id
 from kdirect.model import TopicPartition, check_topic_name
 
 BROKER_RESOURCE = 4
 TOPIC_RESOURCE = 2
 MANY_PARTITIONS = 100
+_BROKERS, _CONTROLLERS = 1, 2  # types of endpoints (KIP-919)
 TOPICS_ARE_FIXED = "the layout of the cluster names every topic; change it, and restart the brokers"
 MOST_ROWS = 2000  # partitions in one answer to DescribeTopicPartitions
+_NAMES_ONLY = range(10, 12)  # versions of Metadata with ids that find nothing (KIP-516)
 _CLUSTER_OPERATIONS = range(8, 11)  # versions of Metadata that tell of them; later DescribeCluster
 
 
@@ -69,6 +79,20 @@ def _metadata(header: p.RequestHeader, told: _Told, rows: list[dict[str, Any]]) 
     )
 
 
+def _refused_metadata(header: p.RequestHeader, wanted: Any) -> Answer:
+    """Kafka's answer to topics without a name, in versions that have ids and do not use them."""
+    code = ErrorCode.INVALID_REQUEST
+    rows = [{**_missing(w.name or ""), "topic_id": w.topic_id, "error_code": code} for w in wanted]
+    return respond(
+        header,
+        p.MetadataResponse,
+        brokers=[],
+        cluster_id=None,
+        controller_id=NO_NODE,
+        topics=rows,
+    )
+
+
 def _partition_row(cluster: ClusterView, name: str, index: int) -> dict[str, Any]:
     view = cluster.partition(TopicPartition(name, index))
     return {
@@ -100,6 +124,24 @@ def _is_bad_cursor(request: Any) -> bool:
         return False
     names = {t.name for t in request.topics}
     return cursor.partition_index < 0 or (bool(names) and cursor.topic_name not in names)
+
+
+def _other_endpoints(header: p.RequestHeader, kind: int) -> Answer:
+    """Who asks for controllers asks the wrong listener; there are no others."""
+    if kind == _CONTROLLERS:
+        code, text = ErrorCode.MISMATCHED_ENDPOINT_TYPE, "The request was sent to a broker listener"
+    else:
+        code, text = ErrorCode.UNSUPPORTED_ENDPOINT_TYPE, f"Unsupported endpoint type {kind}"
+    return respond(
+        header,
+        p.DescribeClusterResponse,
+        error_code=code,
+        error_message=text,
+        endpoint_type=_BROKERS,
+        cluster_id="",
+        controller_id=NO_NODE,
+        brokers=[],
+    )
 
 
 class ClusterHandlers:
@@ -136,15 +178,18 @@ class ClusterHandlers:
         version = header.api_version
         told = self._told(connection, header, request)
         wanted = request.topics
+        if wanted and version in _NAMES_ONLY and any(w.name is None or w.topic_id for w in wanted):
+            return _refused_metadata(header, wanted)
         if wanted is None or (version == 0 and not wanted):
             return self._answer_metadata(header, told, self._topics.all_topics(), ())
+        wanted = list({(w.name, getattr(w, "topic_id", None)): w for w in wanted}.values())
         create = self._config["auto.create.topics.enable"] and (
             version < 4 or request.allow_auto_topic_creation
         )
         names = [w.name for w in wanted if w.name is not None]
         if create and any(self._topics.find(name) is None for name in names):
             if self._create_missing is not None:
-                return later(self._metadata_asked(connection, header, names, request))
+                return later(self._metadata_asked(connection, header, names, request, wanted))
             return later(self._metadata_created(header, told, wanted))
         found = [t for w in wanted if (t := self._topics.find(w.name or ""))]
         return self._answer_metadata(header, told, found, wanted)
@@ -178,13 +223,18 @@ class ClusterHandlers:
         return _metadata(header, told, rows)
 
     async def _metadata_asked(
-        self, connection: Connection, header: p.RequestHeader, names: Sequence[str], request: Any
+        self,
+        connection: Connection,
+        header: p.RequestHeader,
+        names: Sequence[str],
+        request: Any,
+        wanted: Any,
     ) -> Answer:
         """The same in a cluster: the controller creates what is missing."""
         assert self._create_missing is not None
         refused = await self._create_missing(n for n in names if self._topics.find(n) is None)
         told = self._told(connection, header, request)
-        rows = [self._metadata_of(told.cluster, w, False) for w in request.topics]
+        rows = [self._metadata_of(told.cluster, w, False) for w in wanted]
         for row in rows:
             if row["error_code"] == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
                 # Kafka's answer about a topic that is being created: ask again.
@@ -270,6 +320,7 @@ class ClusterHandlers:
             topic = self._topics.find(name)
             if topic is None or topic.deleting:
                 rows.append(_missing(name))
+                rows[-1]["error_code"] = name_error(name) or rows[-1]["error_code"]
                 first = 0
                 continue
             end = min(topic.partition_count, first + left)
@@ -305,13 +356,15 @@ class ClusterHandlers:
     def describe_cluster(
         self, connection: Connection, header: p.RequestHeader, request: Any
     ) -> Answer:
+        if header.api_version >= 1 and request.endpoint_type != _BROKERS:
+            return _other_endpoints(header, request.endpoint_type)
         told = self._told(connection, header, request)
         return respond(
             header,
             p.DescribeClusterResponse,
             error_code=0,
             error_message=None,
-            endpoint_type=1,
+            endpoint_type=_BROKERS,
             cluster_id=told.cluster.cluster_id,
             controller_id=told.cluster.controller_id,
             brokers=[
@@ -359,11 +412,11 @@ class ClusterHandlers:
                 ErrorCode.INVALID_PARTITIONS,
                 f"{partitions} partitions; give at least 1, at most {MAX_PARTITIONS} in a request",
             )
-        configs = {c.name: c.value for c in wanted.configs}
         try:
+            configs = configs_of(wanted)
             if validate_only:
                 checked = self._topics.check_new(name, partitions, configs)
-                topic = Topic(name, None, partitions, checked)  # type: ignore[arg-type]
+                topic = Topic(name, new_id(), partitions, dict(checked))
             else:
                 topic = self._topics.create(name, partitions, configs)
             rows = self._config_rows(topic)
@@ -408,10 +461,7 @@ class ClusterHandlers:
         return later(self._delete_topics(header, request))
 
     async def _delete_topics(self, header: p.RequestHeader, request: Any) -> Answer:
-        if header.api_version >= 6:
-            wanted = [(t.name, t.topic_id) for t in request.topics]
-        else:
-            wanted = [(name, None) for name in request.topic_names]
+        wanted = deletions(request, header.api_version)
         # In a task of its own: a client that disconnects cancels its request, but must not cancel a
         # deletion whose files are being removed already.
         task = asyncio.ensure_future(self._delete_all(header, wanted))
@@ -419,21 +469,21 @@ class ClusterHandlers:
         task.add_done_callback(self._deleting.discard)
         return await asyncio.shield(task)
 
-    async def _delete_all(
-        self, header: p.RequestHeader, wanted: Sequence[tuple[str | None, Any]]
-    ) -> Answer:
+    async def _delete_all(self, header: p.RequestHeader, wanted: Sequence[Deletion]) -> Answer:
         async with self._deletions:
-            rows = [await self._delete(name, topic_id) for name, topic_id in wanted]
+            rows = [await self._delete(deletion) for deletion in wanted]
         return respond(header, p.DeleteTopicsResponse, responses=rows)
 
-    async def _delete(self, name: str | None, topic_id: Any) -> dict[str, Any]:
-        # An empty name that comes with an id does not count as a name.
-        named = name is not None and (name != "" or topic_id is None)
+    async def _delete(self, deletion: Deletion) -> dict[str, Any]:
+        name, topic_id, refusal = deletion
+        named = name is not None
         topic = self._topics.get(name or "") if named else self._topics.by_id(topic_id)
         out = {"name": name, "topic_id": topic_id, "error_code": 0, "error_message": None}
         if self._cluster.topics_are_fixed:
             code = ErrorCode.POLICY_VIOLATION
             return {**out, "error_code": code, "error_message": TOPICS_ARE_FIXED}
+        if refusal is not None:
+            return {**out, "error_code": refusal[0], "error_message": refusal[1]}
         # A topic whose deletion failed still exists here, so it can be deleted again.
         if topic is None:
             code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if named else ErrorCode.UNKNOWN_TOPIC_ID
@@ -464,7 +514,11 @@ class ClusterHandlers:
     def _grow_all(self, header: p.RequestHeader, request: Any) -> Answer:
         rows: list[dict[str, Any]] = []
         left = MAX_PARTITIONS
-        for wanted in request.topics:
+        twice = named_twice(request.topics)
+        for wanted in {t.name: t for t in request.topics}.values():
+            if wanted.name in twice:
+                rows.append(grown_twice(wanted.name))
+                continue
             topic = self._topics.get(wanted.name)
             before = topic.partition_count if topic is not None else 0
             rows.append(self._grow(wanted, request.validate_only, left))
@@ -514,20 +568,28 @@ class ClusterHandlers:
     def elect_leaders(
         self, connection: Connection, header: p.RequestHeader, request: Any
     ) -> Answer:
-        results = []
+        kind = request.election_type if header.api_version >= 1 else 0
+        refused = kind not in (0, 1)
+        results: list[dict[str, Any]] = []
+        if request.topic_partitions is None:
+            # As in Kafka: of all partitions only those that get another leader are told.
+            results = [{"topic": t.name, "partition_result": []} for t in self._topics.all_topics()]
         for t in request.topic_partitions or ():
             rows = []
             for i in t.partitions:
                 view = self._cluster.partition(TopicPartition(t.topic, i))
-                code = (
-                    ErrorCode.ELECTION_NOT_NEEDED
-                    if view.leader != NO_NODE
-                    else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-                )
-                rows.append({"partition_id": i, "error_code": code, "error_message": None})
+                if refused:
+                    code, text = ErrorCode.INVALID_REQUEST, f"there is no election of type {kind}"
+                elif view.leader != NO_NODE:
+                    code, text = ErrorCode.ELECTION_NOT_NEEDED, "the partition has its leader"
+                else:
+                    code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                    text = f"there is no partition {t.topic}-{i}"
+                rows.append({"partition_id": i, "error_code": code, "error_message": text})
             results.append({"topic": t.topic, "partition_result": rows})
+        code = ErrorCode.INVALID_REQUEST if refused else 0
         return respond(
-            header, p.ElectLeadersResponse, error_code=0, replica_election_results=results
+            header, p.ElectLeadersResponse, error_code=code, replica_election_results=results
         )
 
     def table(self) -> Iterable[tuple[str, Any, bool]]:
@@ -540,6 +602,12 @@ class ClusterHandlers:
             ("CreatePartitions", self.create_partitions, True),
             ("ElectLeaders", self.elect_leaders, True),
         )
+
+
+def grown_twice(name: str) -> dict[str, Any]:
+    """The row of a topic that a CreatePartitions request names twice."""
+    text = f"topic {name} is in the request twice"
+    return {"name": name, "error_code": ErrorCode.INVALID_REQUEST, "error_message": text}
 
 
 def not_created(name: str, code: int, message: str | None) -> dict[str, Any]:

@@ -85,7 +85,7 @@ class GroupAdminHandlers:
                     error_message=f"there is no group {name}",
                 )
             return out
-        stable = group.state in (STABLE, COMPLETING)
+        stable = group.state == STABLE
         out.update(
             group_state=group.state,
             protocol_type=group.protocol_type or "",
@@ -111,7 +111,8 @@ class GroupAdminHandlers:
 
     async def _delete_groups(self, header: p.RequestHeader, request: Any) -> Answer:
         self._groups.expire_due()
-        rows = [{"group_id": g, "error_code": await self._delete(g)} for g in request.groups_names]
+        names = dict.fromkeys(request.groups_names)
+        rows = [{"group_id": g, "error_code": await self._delete(g)} for g in names]
         return respond(header, p.DeleteGroupsResponse, results=rows)
 
     async def _delete(self, name: str) -> int:

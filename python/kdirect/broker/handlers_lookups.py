@@ -8,6 +8,7 @@ or files runs on a thread; what remote storage knows is asked on threads of its 
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -25,7 +26,8 @@ from kdirect.model import EARLIEST_OFFSET, LATEST_OFFSET
 
 EARLIEST_LOCAL = -4
 # Versions of ListOffsets from which on there are these; for older ones they mean nothing.
-_FROM_VERSION = {EARLIEST_LOCAL: 8, LATEST_TIERED: 9}
+_FROM_VERSION = {MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9}
+LOWEST_TIME = LATEST_TIERED  # below it nothing is known
 FROM_EARLIEST_LOCAL = 8  # the version of ListOffsets
 
 
@@ -38,6 +40,17 @@ class Reader(NamedTuple):
     rack: str
     committed_only: bool
     remote_times: Times = {}
+
+
+def _not_found(index: int, code: int) -> dict[str, Any]:
+    """The row of a partition where ListOffsets has found nothing."""
+    return {
+        "partition_index": index,
+        "error_code": code,
+        "timestamp": -1,
+        "offset": -1,
+        "leader_epoch": -1,
+    }
 
 
 class LookupHandlers:
@@ -73,29 +86,27 @@ class LookupHandlers:
 
     def _look_up(self, header: p.RequestHeader, request: Any, times: Times) -> Answer:
         reader = Reader(header.api_version, "", request.isolation_level == 1, times)
+        asked = Counter((t.name, x.partition_index) for t in request.topics for x in t.partitions)
         return respond(
             header,
             p.ListOffsetsResponse,
             topics=[
                 {
                     "name": t.name,
-                    "partitions": [self._list_offset(reader, t.name, x) for x in t.partitions],
+                    "partitions": [
+                        self._list_offset(reader, t.name, x)
+                        if asked[t.name, x.partition_index] == 1
+                        else _not_found(x.partition_index, ErrorCode.INVALID_REQUEST)
+                        for x in t.partitions
+                    ],
                 }
                 for t in request.topics
             ],
         )
 
     def _list_offset(self, reader: Reader, name: str, x: Any) -> dict[str, Any]:
-        out = {
-            "partition_index": x.partition_index,
-            "error_code": 0,
-            "timestamp": -1,
-            "offset": -1,
-            "leader_epoch": -1,
-        }
-        if x.timestamp == EARLIEST_LOCAL and reader.version < FROM_EARLIEST_LOCAL:
-            return {**out, "error_code": ErrorCode.UNSUPPORTED_VERSION}
-        if reader.version < _FROM_VERSION.get(x.timestamp, 0):
+        out = _not_found(x.partition_index, 0)
+        if x.timestamp < LOWEST_TIME or reader.version < _FROM_VERSION.get(x.timestamp, 0):
             return {**out, "error_code": ErrorCode.UNSUPPORTED_VERSION}
         try:
             partition = self._led(name, x.partition_index, x.current_leader_epoch)
@@ -111,7 +122,7 @@ class LookupHandlers:
             **out,
             "offset": found[0],
             "timestamp": found[1],
-            "leader_epoch": partition.leader_epoch,
+            "leader_epoch": partition.leader_epoch if found[0] >= 0 else -1,
         }
 
     def _find_offset(

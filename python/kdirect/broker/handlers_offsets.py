@@ -36,6 +36,11 @@ class Groups(Protocol):
         """A group as it is at this moment."""
 
 
+# The version of OffsetCommit from which on a group that is not there has a code of its own
+# (KIP-848).
+GROUP_NOT_FOUND_FROM = 9
+
+
 class OffsetHandlers:
     """Handlers about committed offsets; one for the broker."""
 
@@ -56,6 +61,10 @@ class OffsetHandlers:
             request.member_id,
             request.group_instance_id if version >= 7 else None,
         )
+        if error == ErrorCode.ILLEGAL_GENERATION and version >= GROUP_NOT_FOUND_FROM:
+            known = self._groups.find(request.group_id) is not None
+            known = known or request.group_id in self._store.groups()
+            error = error if known else ErrorCode.GROUP_ID_NOT_FOUND
         now = self._environment.time_ms()
         offsets: dict[TopicPartition, CommittedOffset] = {}
         rows = []
@@ -103,8 +112,12 @@ class OffsetHandlers:
     def _check_offset(self, topic: str, x: Any) -> int:
         if len((x.committed_metadata or "").encode()) > self._metadata_max:
             return ErrorCode.OFFSET_METADATA_TOO_LARGE
+        return self._unknown(topic, x.partition_index)
+
+    def _unknown(self, topic: str, index: int) -> int:
+        """UNKNOWN_TOPIC_OR_PARTITION, or NONE."""
         known = self._services.topics.find(topic)
-        if known is None or known.deleting or not 0 <= x.partition_index < known.partition_count:
+        if known is None or known.deleting or not 0 <= index < known.partition_count:
             return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         return 0
 
@@ -169,18 +182,15 @@ class OffsetHandlers:
             used = self._subscribed(group)
         gone, rows = [], []
         for t in request.topics:
-            code = ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC if t.name in used else ErrorCode.NONE
-            if not code:
-                gone += [TopicPartition(t.name, x.partition_index) for x in t.partitions]
-            rows.append(
-                {
-                    "name": t.name,
-                    "partitions": [
-                        {"partition_index": x.partition_index, "error_code": code}
-                        for x in t.partitions
-                    ],
-                }
-            )
+            parts = []
+            for x in t.partitions:
+                code = self._unknown(t.name, x.partition_index)
+                if not code and t.name in used:
+                    code = ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC
+                if not code:
+                    gone.append(TopicPartition(t.name, x.partition_index))
+                parts.append({"partition_index": x.partition_index, "error_code": code})
+            rows.append({"name": t.name, "partitions": parts})
         try:
             await self._store.forget(request.group_id, gone)
         except KdirectError as e:

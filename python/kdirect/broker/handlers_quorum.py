@@ -50,7 +50,12 @@ class QuorumHandlers:
         controller, nodes = cluster.controller_id, cluster.nodes(own, listener)
         epoch, end = cluster.decided()
         now = self._services.environment.time_ms()
-        voter = {"replica_id": controller, "log_end_offset": end, "last_caught_up_timestamp": now}
+        voter = {
+            "replica_id": controller,
+            "log_end_offset": end,
+            "last_fetch_timestamp": now,
+            "last_caught_up_timestamp": now,
+        }
         partition = {
             "partition_index": 0,
             "error_code": 0,
@@ -88,6 +93,7 @@ def _unknown(index: int) -> dict[str, Any]:
     return {
         "partition_index": index,
         "error_code": ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        "error_message": "This server does not host this topic-partition.",
         "leader_id": 0,
         "leader_epoch": 0,
         "high_watermark": 0,

@@ -20,6 +20,7 @@ from kdirect.model import TopicPartition
 NO_TRANSACTIONS = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
 NO_SECURITY = "this broker has no authentication and no ACLs"
 NO_QUOTAS = "this broker has no quotas"
+_ENTITIES = ("user", "client-id", "ip")
 NO_REASSIGNMENT = "a partition has one replica here, and cannot move"
 
 
@@ -183,7 +184,7 @@ class RefusedHandlers:
             header,
             p.DescribeUserScramCredentialsResponse,
             error_code=0,
-            error_message=None,
+            error_message="",
             results=rows,
         )
 
@@ -202,8 +203,20 @@ class RefusedHandlers:
     def describe_quotas(
         self, connection: Connection, header: p.RequestHeader, request: Any
     ) -> Answer:
+        strange = [c.entity_type for c in request.components if c.entity_type not in _ENTITIES]
+        code, text, entries = 0, "", []
+        if strange:
+            code, text, entries = (
+                ErrorCode.UNSUPPORTED_VERSION,
+                f"Custom entity type '{strange[0]}' not supported",
+                None,
+            )
         return respond(
-            header, p.DescribeClientQuotasResponse, error_code=0, error_message=None, entries=[]
+            header,
+            p.DescribeClientQuotasResponse,
+            error_code=code,
+            error_message=text,
+            entries=entries,
         )
 
     def alter_quotas(self, connection: Connection, header: p.RequestHeader, request: Any) -> Answer:

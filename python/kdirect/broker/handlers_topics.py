@@ -16,10 +16,11 @@ from typing import Any
 from kdirect.broker.answers import Answer, later, respond
 from kdirect.broker.connection import Connection
 from kdirect.broker.failures import explain
-from kdirect.broker.handlers_cluster import created, not_created
+from kdirect.broker.handlers_cluster import created, grown_twice, not_created
 from kdirect.broker.member_topics import ASK_S, drawn, has_leaders
 from kdirect.broker.picture import Picture
 from kdirect.broker.services import Services
+from kdirect.broker.topic_requests import Deletion, configs_of, deletions, named_twice
 from kdirect.broker.topics import (
     INTERNAL_TOPICS,
     MAX_PARTITIONS,
@@ -120,11 +121,15 @@ class TopicHandlers:
         if not assignment and not 1 <= partitions <= MAX_PARTITIONS:
             text = f"{partitions} partitions; give 1 to {MAX_PARTITIONS}"
             return Outcome(Code.INVALID_PARTITIONS, text)
+        try:
+            configs = configs_of(wanted)
+        except ConfigError as e:
+            return Outcome(Code.INVALID_CONFIG, str(e))
         return self.creation(
             name,
             partitions,
             factor,
-            {c.name: c.value for c in wanted.configs},
+            configs,
             assignment=assignment or None,
             validate_only=validate_only,
         )
@@ -197,16 +202,16 @@ class TopicHandlers:
         return later(self._delete_topics(header, request))
 
     async def _delete_topics(self, header: p.RequestHeader, request: Any) -> Answer:
-        if header.api_version >= 6:
-            wanted = [(t.name, t.topic_id) for t in request.topics]
-        else:
-            wanted = [(name, None) for name in request.topic_names]
-        rows = await asyncio.gather(*(self._delete(*w, request.timeout_ms) for w in wanted))
+        wanted = deletions(request, header.api_version)
+        rows = await asyncio.gather(*(self._delete(w, request.timeout_ms) for w in wanted))
         return respond(header, p.DeleteTopicsResponse, responses=rows)
 
-    async def _delete(self, name: str | None, topic_id: Any, timeout_ms: int) -> dict[str, Any]:
-        # An empty name that comes with an id does not count as a name.
-        named = name is not None and (name != "" or topic_id is None)
+    async def _delete(self, deletion: Deletion, timeout_ms: int) -> dict[str, Any]:
+        name, topic_id, refusal = deletion
+        if refusal is not None:
+            row = row_of(DONE, name=name, topic_id=topic_id)
+            return {**row, "error_code": refusal[0], "error_message": refusal[1]}
+        named = name is not None
         if not named and topic_id is not None:  # which topic it is decides whether it may go
             await self._picture.catch_up(lambda m: m.topic_by_id(topic_id) is not None)
         topic = self._topics.get(name or "") if named else self._topics.by_id(topic_id)
@@ -244,7 +249,10 @@ class TopicHandlers:
         return later(self._create_partitions(header, request))
 
     async def _create_partitions(self, header: p.RequestHeader, request: Any) -> Answer:
-        rows = await asyncio.gather(*(self._grow(t, request) for t in request.topics))
+        twice = named_twice(request.topics)
+        once = [t for t in request.topics if t.name not in twice]
+        rows = await asyncio.gather(*(self._grow(t, request) for t in once))
+        rows += [grown_twice(name) for name in sorted(twice)]
         return respond(header, p.CreatePartitionsResponse, results=rows)
 
     async def _grow(self, wanted: Any, request: Any) -> dict[str, Any]:

@@ -3,6 +3,7 @@ UpdateFeatures."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -16,6 +17,8 @@ from kdirect.format.schema import build
 # Clients that stop at version 3 cannot read a feature that begins at level 0, so Kafka does not
 # tell them of it (KAFKA-17011).
 _FROM_LEVEL_0 = 4
+# What a client may be called (KIP-511).
+_SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
 _UPGRADE, _UNSAFE_DOWNGRADE = 1, 3
 
 
@@ -26,6 +29,11 @@ class VersionHandlers:
         self._apis = apis
 
     def api_versions(self, connection: Connection, header: p.RequestHeader, request: Any) -> Answer:
+        if header.api_version >= 3 and not (
+            _SOFTWARE.fullmatch(request.client_software_name)
+            and _SOFTWARE.fullmatch(request.client_software_version)
+        ):
+            return respond(header, p.ApiVersionsResponse, error_code=ErrorCode.INVALID_REQUEST)
         apis = self._apis()
         features = levels(apis)
         return respond(

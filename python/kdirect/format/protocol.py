@@ -388,6 +388,7 @@ if _OWN_API_KEYS - set(APIS):
 # -- headers ---------------------------------------------------------------------------------------
 _REQUEST_HEAD = struct.Struct(">hhih")
 _CORRELATION = struct.Struct(">i")
+_UNSUPPORTED_VERSION = struct.pack(">h", 35)
 
 
 class RequestHeader(NamedTuple):
@@ -475,8 +476,8 @@ def decode_response(
     correlation_id = _CORRELATION.unpack_from(frame)[0]
     pos = 4
     if api_key == API_VERSIONS:
-        # A broker reports an error in version 0, whatever version was asked for.
-        if len(frame) >= 6 and frame[4:6] != b"\0\0":
+        # A broker that does not speak the version says so in version 0.
+        if frame[4:6] == _UNSUPPORTED_VERSION:
             version = 0
     elif api.flexible(version):
         pos = schema.skip_tags(frame, pos, len(frame))

@@ -1,0 +1,204 @@
+"""Why kdirect answers otherwise than Kafka, where it does: the list that docs/broker.md shows."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from typing import NamedTuple
+
+
+class Reason(NamedTuple):
+    """Which differences it covers, by patterns as a shell's (`[` is a plain character, `*` is any
+    text), what the table calls their place, and why they are."""
+
+    api: str
+    case: str
+    path: str
+    where: str
+    why: str
+    kafka: str = "*"
+    kdirect: str = "*"
+
+    def covers(self, *difference: str) -> bool:
+        """`difference`: API, case, path, Kafka's value and ours."""
+        patterns = (self.api, self.case, self.path, self.kafka, self.kdirect)
+        return all(
+            fnmatchcase(text, pattern.replace("[", "[[]"))
+            for text, pattern in zip(difference, patterns, strict=True)
+        )
+
+
+_TXN = "There are no transactions."
+
+# The first that covers a difference is its reason.
+REASONS: tuple[Reason, ...] = (
+    # what is served
+    *(
+        Reason("ApiVersions", "*", f"api_keys[{key}]", f"`{name}`", why)
+        for key, name, why in (
+            (27, "WriteTxnMarkers", _TXN),
+            (34, "AlterReplicaLogDirs", "Partitions do not move between log directories."),
+            (38, "CreateDelegationToken", "There are no delegation tokens."),
+            (39, "RenewDelegationToken", "There are no delegation tokens."),
+            (40, "ExpireDelegationToken", "There are no delegation tokens."),
+            (41, "DescribeDelegationToken", "There are no delegation tokens."),
+            (64, "UnregisterBroker", "A broker that has left is not registered any more."),
+            (68, "ConsumerGroupHeartbeat", "Groups are Kafka's classic ones."),
+            (69, "ConsumerGroupDescribe", "Groups are Kafka's classic ones."),
+            (80, "AddRaftVoter", "There is no quorum of Raft."),
+            (81, "RemoveRaftVoter", "There is no quorum of Raft."),
+        )
+    ),
+    *(
+        Reason("ApiVersions", "*", f"api_keys[{key}]", "share groups", "There are none.")
+        for key in ("7?", *range(83, 88), "9?")
+    ),
+    Reason("ApiVersions", "*", "api_keys[320*]", "kdirect's own APIs", "They lead to RDMA."),
+    Reason("ApiVersions", "*", "api_keys[?].max_version", "Produce and Fetch", "No topic ids."),
+    Reason("ApiVersions", "*", "api_keys[24].max_version", "AddPartitionsToTxn", _TXN),
+    Reason("ApiVersions", "*", "*_features[transaction.version]", "features", _TXN),
+    Reason(
+        "ApiVersions", "*", "*_features[group.version]", "features", "Groups are the classic ones."
+    ),
+    Reason("ApiVersions", "*", "*_features[kraft.version]", "features", "KRaft is not spoken."),
+    Reason("ApiVersions", "*", "*_features[share.version]", "features", "No share groups."),
+    Reason(
+        "ApiVersions",
+        "*",
+        "supported_features[metadata.version].min_version",
+        "the oldest metadata.version",
+        "There is no older form of what a cluster keeps.",
+    ),
+    # topics
+    Reason(
+        "Metadata",
+        "neither",
+        "*",
+        "a topic with neither name nor id",
+        "Kafka fails on it; here it is an id that is not known.",
+    ),
+    Reason(
+        "DescribeTopicPartitions",
+        "all",
+        "topics[]",
+        "`__consumer_offsets`",
+        "It is made when a group commits, and not when one looks for its coordinator.",
+    ),
+    *(
+        Reason(api, "*", f"*configs[{name}]*", f"`{name}`", why)
+        for api in ("CreateTopics", "DescribeConfigs")
+        for name, why in (
+            ("preallocate", "RDMA writes need bytes that exist."),
+            ("remote.copy.lag.*", "A property of kdirect's own."),
+            ("remote.log.client.access", "A property of kdirect's own."),
+            ("file.delete.delay.ms", "This Kafka is given another value in its file."),
+            ("min.insync.replicas", "Kafka sets the cluster's value where replicas are eligible."),
+        )
+    ),
+    # data
+    Reason(
+        "Produce",
+        "cut off",
+        "*error_code",
+        "a batch that is cut off",
+        "It is as damaged as one with a wrong CRC.",
+    ),
+    Reason("Produce", "*", "*log_start_offset", "log start, beside an error", "It is known."),
+    Reason(
+        "Fetch",
+        "*",
+        "*aborted_transactions",
+        "aborted transactions, beside an error",
+        "Null and an empty list mean the same.",
+    ),
+    Reason(
+        "Fetch",
+        "*",
+        "responses[].partitions[].*",
+        "marks, beside OFFSET_OUT_OF_RANGE",
+        "They tell a client where the log is.",
+        kafka="-1",
+    ),
+    Reason(
+        "ListOffsets",
+        "isolation 7",
+        "*",
+        "an isolation level that there is not",
+        "It counts as read_uncommitted; Kafka fails on it.",
+    ),
+    Reason(
+        "ListOffsets",
+        "twice",
+        "topics[]",
+        "a partition that is asked for twice",
+        "Both rows have the error; Kafka tells it once.",
+    ),
+    # groups
+    Reason("FindCoordinator", "*", "*error_message", "the message of no error", "There is none."),
+    *(
+        Reason(
+            api,
+            "no name",
+            "*",
+            "the group whose name is empty",
+            "A group has a name; Kafka keeps offsets of one without, for old clients.",
+        )
+        for api in ("Offset*", "*Group*")
+    ),
+    Reason("ListGroups", "*", "groups[]", "the group whose name is empty", "As above."),
+    # properties
+    Reason(
+        "*AlterConfigs",
+        "*operation 9",
+        "*",
+        "an operation that there is not",
+        "It is refused by name; Kafka fails on it.",
+    ),
+    *(
+        Reason(
+            api,
+            "*",
+            "*",
+            "of brokers, groups, client metrics and loggers",
+            "They have no properties that change while the broker runs.",
+        )
+        for api in ("DescribeConfigs", "IncrementalAlterConfigs", "AlterConfigs", "ListConfig*")
+    ),
+    # the cluster
+    Reason(
+        "DescribeQuorum",
+        "the metadata",
+        "topics[].partitions[].*",
+        "offsets of the metadata",
+        "A broker that is alone does not count what it decides.",
+    ),
+    Reason(
+        "DescribeQuorum",
+        "the metadata",
+        "nodes[].listeners[]",
+        "the controller's listener",
+        "It is the brokers' own.",
+    ),
+    Reason(
+        "UpdateFeatures",
+        "as it is",
+        "*error_message",
+        "the message of no error",
+        "There is none.",
+    ),
+    # transactions
+    *(
+        Reason(api, "*", "*", "all", _TXN)
+        for api in ("DescribeTransactions", "ListTransactions", "EndTxn", "*ToTxn", "TxnOffset*")
+    ),
+    Reason("DescribeProducers", "unknown", "*error_message", "the message", "The code says it."),
+    # any
+    Reason(
+        "*",
+        "*",
+        "*error_message",
+        "the message",
+        "More is said than by Kafka.",
+        kafka="None",
+        kdirect="text",
+    ),
+)
