@@ -34,7 +34,8 @@ def whole_pages(length: int) -> int:
 class LogConfig:
     """Settings of one partition's log.  Sizes in bytes, times in ms; `NEVER` stands for no limit in
     time, -1 for no retention limit.  `in_cluster`: may a topic ask for what several brokers can do?
-    `overrides` are the topic's own properties, as given.
+    `overrides` are the topic's own properties, as given.  `compacts` and `deletes`: what its
+    cleanup policy names.
 
     `remote_system`: has the broker tiered storage?  `remote_storage`: is the topic tiered, too?
     What holds between these and the others says `kdirect.log.remote_rules`."""
@@ -54,6 +55,12 @@ class LogConfig:
     timestamp_before_max_ms: int = NEVER
     timestamp_after_max_ms: int = 3_600_000
     producer_expiration_ms: int = 86_400_000
+    compacts: bool = False
+    deletes: bool = True
+    delete_retention_ms: int = 86_400_000
+    min_cleanable_ratio: float = 0.5
+    min_compaction_lag_ms: int = 0
+    max_compaction_lag_ms: int = NEVER
     min_insync_replicas: int = 1
     unclean_leader_election: bool = False
     in_cluster: bool = False
@@ -77,6 +84,14 @@ class LogConfig:
         entries = capacity // max(1, self.index_interval_bytes) + 2
         limit = self.index_max_bytes // entry_bytes * entry_bytes
         return min(whole_pages(entries * entry_bytes) // entry_bytes * entry_bytes, limit)
+
+    @property
+    def effective_segment_ms(self) -> int:
+        """After how long a segment ends; a log that is compacted has sealed by
+        ``max.compaction.lag.ms`` what is to be compacted then."""
+        return (
+            min(self.segment_ms, self.max_compaction_lag_ms) if self.compacts else self.segment_ms
+        )
 
     @property
     def effective_local_retention_ms(self) -> int:
@@ -213,7 +228,8 @@ def kernel_settings(config: LogConfig) -> dict[str, Any]:
     """The part of a LogConfig that the commit kernel applies."""
     return {
         "segment_bytes": config.segment_bytes, "max_batch_bytes": config.max_message_bytes,
-        "index_interval_bytes": config.index_interval_bytes, "segment_ms": config.segment_ms,
+        "index_interval_bytes": config.index_interval_bytes,
+        "segment_ms": config.effective_segment_ms,
         "before_max_ms": config.timestamp_before_max_ms,
         "after_max_ms": config.timestamp_after_max_ms,
         "log_append_time": config.timestamp_type == LOG_APPEND_TIME,

@@ -427,7 +427,7 @@ class Partition(LogAgreement):
         active = self._segments[-1]
         if active.is_head and active.size:
             first, newest, _ = self.kernel.timestamps()
-            if first >= 0 and newest - first > self.config.segment_ms:
+            if first >= 0 and newest - first > self.config.effective_segment_ms:
                 self._roll(now_ms)
 
     def _expired(self, now_ms: int) -> int:

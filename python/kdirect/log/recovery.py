@@ -6,8 +6,9 @@ recovery point was synced and is kept, whatever follows.
 
 After a crash, in order:
 
-1. Leftovers of unfinished work (``.tmp``, ``.cleaned``, ``.swap``, ``.deleted``) and indexes
-   without a log are removed.
+1. Exchanges of segments by compaction are finished (`kdirect.log.compacting`).  Leftovers of
+   unfinished work (``.tmp``, ``.cleaned``, ``.swap``, ``.deleted``) and indexes without a log are
+   removed.
 2. Segments that end below the recovery point are trusted.  Their indexes are checked, and rebuilt
    if entries do not rise or point outside the segment.  Where the file is whole and ends before the
    next segment begins, the offsets between are a gap, as Kafka's cleaner leaves them; reading goes
@@ -34,6 +35,7 @@ from typing import NamedTuple
 from kdirect.errors import CorruptLogError
 from kdirect.format import layout
 from kdirect.log import checkpoint
+from kdirect.log.compacting import finish_swaps
 from kdirect.log.config import PAGE_BYTES, LogConfig, kernel_settings
 from kdirect.log.epochs import epoch_at
 from kdirect.log.index import OffsetIndex, TimeIndex
@@ -189,14 +191,16 @@ def _look(
     if files is None:
         directory.mkdir(parents=True, exist_ok=True)
         files = os.listdir(directory)
+    known = None
+    if checkpoint.PARTITION_METADATA in files:
+        known = checkpoint.read_partition_metadata(directory)
+    if finish_swaps(directory, files, known.dense_from if known is not None else None):
+        files[:] = os.listdir(directory)
     bases = _find_segments(directory, files)
     is_new = not bases
     if is_new:
         Segment.create_empty(directory, first_offset)
         bases = [first_offset]
-    known = None
-    if checkpoint.PARTITION_METADATA in files:
-        known = checkpoint.read_partition_metadata(directory)
     return _Found(topic_partition, directory, config, files, bases, is_new, known)
 
 
@@ -355,6 +359,9 @@ def _load_after_crash(found: _Found, recovery_point: int, to_sync: list[Path]) -
     expected = found.bases[0]
     epochs = checkpoint.read_leader_epochs(found.directory)
     for i, base in enumerate(found.bases):
+        if segments and expected < base <= (found.dense_from or 0):
+            segments[-1].extend_to(base)  # compaction has removed the last offsets
+            expected = base
         if base != expected and base > recovery_point:
             _refuse_the_rest(found, found.bases[i:], expected)
             break

@@ -29,8 +29,8 @@ from kdirect.errors import CorruptLogError, LogError, NotLeaderError, OffsetOutO
 from kdirect.format.batch import iterate_batches
 from kdirect.log import reading
 from kdirect.log.clock import now_ms as now_ms
+from kdirect.log.compacting import Compacting
 from kdirect.log.config import PAGE_BYTES, kernel_settings, whole_pages
-from kdirect.log.cutting import Cutting
 from kdirect.log.head import PreparedHead
 from kdirect.log.kernel import NO_HEAD, NO_SPACE, UNKNOWN_EPOCH
 from kdirect.log.kernel_marks import advance_high_watermark, load_high_watermark
@@ -66,7 +66,7 @@ class SealedExtent(NamedTuple):
     end_offset: int
 
 
-class ReplicaLog(Cutting):
+class ReplicaLog(Compacting):
     """See the module.  What it works on is made by `Partition`."""
 
     dense_from: int

@@ -24,11 +24,14 @@ def expired(
 ) -> int:
     """How many of the oldest segments are too old (``retention.ms``), too many
     (``retention.bytes``) or wholly below the log start. Never one with records that are not
-    readable yet."""
+    readable yet.  (One of which compaction has left nothing goes with its neighbours.)"""
     count = 0
+    if not config.deletes:
+        return count_below(segments, log_start_offset)
     if config.retention_ms >= 0:
         for segment in segments:
-            if segment.size == 0 or segment.end_offset > high_watermark:
+            is_empty = segment.size == 0 and segment is segments[-1]
+            if is_empty or segment.end_offset > high_watermark:
                 break
             if _age_ms(segment, now_ms) <= config.retention_ms:
                 break
@@ -37,7 +40,8 @@ def expired(
         excess = sum(s.size for s in segments) - config.retention_bytes
         for i, segment in enumerate(segments):
             excess -= segment.size
-            if excess < 0 or segment.size == 0 or segment.end_offset > high_watermark:
+            is_empty = segment.size == 0 and segment is segments[-1]
+            if excess < 0 or is_empty or segment.end_offset > high_watermark:
                 break
             count = max(count, i + 1)
     return max(count, count_below(segments, log_start_offset))

@@ -24,7 +24,7 @@ from typing import NamedTuple
 cdef enum:
     # why a scan ends, in addition to the codes of a batch's frame and CRC
     END_OF_RECORDS = 100       # nothing but zeros, or nothing, follows
-    GAP = 101                  # not the next offset
+    GAP = 101                  # not the next offset, where none can be missing
     UNCOMMITTED = 102          # no leader epoch
     BAD_EPOCH = 103
     NO_MEMORY = 104
@@ -108,9 +108,12 @@ cdef int _check(scan_t* s) noexcept nogil:
     if error != BATCH_OK:
         return error
     last = b.base_offset + b.last_offset_delta
-    if b.base_offset != s.next_offset or b.last_offset_delta < 0 \
+    if b.base_offset < s.next_offset or b.last_offset_delta < 0 \
             or last - s.base_offset > 0x7FFFFFFF:
         return GAP
+    if b.base_offset > s.next_offset and (s.next_offset >= s.dense_from
+                                          or b.base_offset > s.dense_from):
+        return GAP                     # compaction leaves none there
     if b.leader_epoch < 0:
         return UNCOMMITTED
     if last < s.check_crc_from:
@@ -202,7 +205,8 @@ def scan_segment(uint64_t address, uint64_t length, int64_t base_offset, int64_t
                  int64_t newest_from=INT64_MAX):
     """Walk the batches of a segment file of `length` bytes that should begin at `base_offset`.
 
-    Stops at the first batch whose length, magic or base offset is wrong, that was never committed
+    Stops at the first batch whose length, magic or base offset is wrong (below `dense_from` offsets
+    may be missing, which compaction has removed), that was never committed
     (no leader epoch), or, for offsets of `check_crc_from` and above, whose CRC fails or, where
     kdirect wrote the log (from offset `dense_from` on), whose leader epoch cannot be: it goes back,
     is below `least_epoch` or above `greatest_epoch`, or is not that one from `newest_from` on.  (A

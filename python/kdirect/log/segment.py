@@ -151,6 +151,10 @@ class Segment:
         """The offset after the last record."""
         return self.extent()[1]
 
+    def extend_to(self, end_offset: int) -> None:
+        """Before anybody else knows the segment: offsets up to there are its own, and missing."""
+        self._end_offset = end_offset
+
     @property
     def max_timestamp(self) -> int:
         """Largest timestamp of its records in ms, -1 when none has one."""
