@@ -98,6 +98,12 @@ cluster-schedules: install ## Run seeded schedules of replicas, of the rules and
 	PYTHONPATH=$(CURDIR) $(BIN)/python -m tests.replication.run --cores \
 		--first $(or $(SEED),0) --schedules $(or $(COUNT),100000)
 
+.PHONY: group-schedules
+group-schedules: install ## Run seeded schedules of consumer groups, by the rules alone;
+## COUNT=5000, SEED=the first one
+	PYTHONPATH=$(CURDIR) $(BIN)/python -m tests.broker.group_schedules \
+		--first $(or $(SEED),0) --schedules $(or $(COUNT),5000)
+
 .PHONY: slash-schedules
 slash-schedules: install ## Run seeded schedules of a job of the state engine;
 ## COUNT=20000, SEED=the first one

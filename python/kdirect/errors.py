@@ -86,6 +86,14 @@ class ProtocolError(KdirectError):
     """A peer violated the Kafka protocol or kdirect's access protocol."""
 
 
+class RefusedRequestError(KdirectError):
+    """Inside the broker: a request ends with this error of Kafka's, and has changed nothing."""
+
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
 class RdmaError(KdirectError):
     """A verbs operation could not be posted or completed."""
 

@@ -17,7 +17,7 @@ from tests.tidy.tree import PACKAGES, ROOT, ident, sources
 EVERYONE = {"errors", "lazy_names", "model", "option_table", "options", "metrics", "machine"}
 # Rows of `options` and `metrics`.
 EVERYONE |= {"remote_options", "spark_options", "state_options", "remote_metrics", "state_metrics"}
-EVERYONE |= {"failpoints", "blocks", "huge_pages"}
+EVERYONE |= {"failpoints", "blocks", "huge_pages", "sticky_assignment"}
 ARROWS = {
     "format": set(),
     "rdma": set(),
@@ -271,7 +271,7 @@ def test_the_stub_of_the_package_names_what_it_has() -> None:
     (listed,) = [ast.literal_eval(n.value) for n in stub.body if isinstance(n, ast.Assign)]
     assert sorted(listed) == sorted(kdirect.__all__) == sorted([*homes, "__version__"])
     # Every error but those that never leave the broker.
-    inside = {"RefusedError", "StoreLostError", "TieredOffsetError"}
+    inside = {"RefusedError", "RefusedRequestError", "StoreLostError", "TieredOffsetError"}
     errors = {c.__name__ for c in docs.error_classes()} - inside
     assert errors == {name for name, home in homes.items() if home == "kdirect.errors"}
 

@@ -10,6 +10,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 
 from kdirect.format.error_codes import ErrorCode
+from kdirect.format.group_records import group_key
 
 EMPTY = "Empty"
 PREPARING = "PreparingRebalance"
@@ -180,6 +181,10 @@ class Group:
             and not self.pending
             and self.protocol_type is None
         )
+
+    def tombstone(self) -> tuple[bytes, None]:
+        """The record that deletes it."""
+        return group_key(self.group_id), None
 
     def join_result(self, member: Member, *, skip_assignment: bool = False) -> JoinResult:
         """What a member is told of the present generation; the leader is told of all members."""

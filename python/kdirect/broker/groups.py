@@ -32,6 +32,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from kdirect.broker.group_state import (
     COMPLETING,
@@ -70,10 +71,11 @@ class GroupSettings:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """Answer the request that the token stands for."""
+    """Answer the request that the token stands for: with a JoinResult, a SyncResult, or, in a group
+    of the new protocol, a HeartbeatResult (`kdirect.broker.consumer_groups`)."""
 
     token: Hashable
-    result: JoinResult | SyncResult
+    result: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +85,15 @@ class Persist:
     group: Group
 
 
-Effect = Reply | Persist
+@dataclass(frozen=True, slots=True)
+class SaveRows:
+    """Write records about a group to the log; without any, wait for those that are on their way."""
+
+    group_id: str
+    rows: tuple[tuple[bytes, bytes | None], ...]
+
+
+Effect = Reply | Persist | SaveRows
 
 
 class GroupCoordinator:

@@ -146,6 +146,7 @@ class ErrorCode(enum.IntEnum):
     INVALID_VOTER_KEY = 125
     DUPLICATE_VOTER = 126
     VOTER_NOT_FOUND = 127
+    INVALID_REGULAR_EXPRESSION = 128
 
 
 class ErrorKind(NamedTuple):
@@ -169,6 +170,16 @@ ERRORS: dict[int, ErrorKind] = {
     for code, kind in kafka_errors.items()
     if code is not None
 }
+# Newer than kafka-python's table.
+ERRORS.setdefault(
+    ErrorCode.INVALID_REGULAR_EXPRESSION,
+    ErrorKind(
+        ErrorCode.INVALID_REGULAR_EXPRESSION.name,
+        False,
+        False,
+        "The regular expression is not valid.",
+    ),
+)
 
 
 def error_kind(code: int) -> ErrorKind:
