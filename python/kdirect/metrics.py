@@ -129,6 +129,12 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "broker_bytes_out", "bytes", "broker", "Bytes of answers over TCP, including size prefixes."
     ),
+    Metric(
+        "broker_plain_requests",
+        "requests",
+        "broker",
+        "Of the requests, Produce and Fetch that were answered at once by compiled code.",
+    ),
     Metric("broker_appends", "requests", "broker", "Appends to a partition by Produce requests."),
     Metric("broker_append_bytes", "bytes", "broker", "Their bytes."),
     Metric(

@@ -117,6 +117,11 @@ class Appends:
         """May an append be made at once?"""
         return tp not in self._queues and tp not in self._held and tp not in self._working
 
+    @property
+    def busy(self) -> tuple[dict[TopicPartition, Any], ...]:
+        """The tables of the partitions that are not free."""
+        return self._queues, self._held, self._working
+
     def hold(self, tp: TopicPartition) -> None:
         """Let appends wait until the matching `release`."""
         self._held[tp] = self._held.get(tp, 0) + 1

@@ -17,6 +17,8 @@ Rules, and why:
 - One connection that has sent many requests does not hold up the others: after `TURN_S` it waits
   until the others have had their turn, and nothing more is read from it until then.  An answer that
   makes room for further requests asks for a turn, too: hundreds of answers may be ready at once.
+- Plain requests (`kdirect.broker.plain_requests`) are taken out of the receive buffer many at a
+  time, and only while no earlier request waits, so that the order of answers is that of requests.
 - Response bytes are written with writev while the socket takes them; what is left is kept as views
   and fed in pieces, so that a slow reader costs no copies of the bytes that it has not taken yet.
 
@@ -38,6 +40,7 @@ from typing import Any
 from kdirect.broker.answers import Answer
 from kdirect.broker.files import TURN_S
 from kdirect.broker.frames import INITIAL_BYTES, FrameParser
+from kdirect.broker.plain_requests import PlainRequests
 from kdirect.broker.request_memory import RequestMemory
 from kdirect.broker.services import Counters
 from kdirect.errors import ProtocolError
@@ -103,6 +106,7 @@ class ConnectionContext:
     environment: Environment
     max_request_bytes: int
     max_in_flight: int  # requests without an answer
+    plain: PlainRequests | None = None
 
 
 class _Slot:
@@ -132,6 +136,7 @@ class Connection(asyncio.BufferedProtocol):
         self.closed = False
         self._clock = context.environment.monotonic
         self.last_active = self._clock()
+        self._plain = context.plain
         self._transport: Any = None
         self._fd = -1
         self._parser = FrameParser(context.max_request_bytes)
@@ -215,18 +220,19 @@ class Connection(asyncio.BufferedProtocol):
                 and not self._write_paused
                 and len(self._slots) < self._max_in_flight
             ):
-                frame = self._parser.next_frame()
-                if frame is None:
-                    break
-                answer = self.context.dispatch(self, frame)
-                self.last_active = self._clock()
-                if answer.awaited is not None:
-                    self._begin(answer, len(frame))
-                elif answer.buffers is not None:
-                    self._answer(answer)
-                    # Below that, one flush does for all requests that arrived together.
-                    if self._out_bytes >= FLUSH_BYTES:
-                        self._flush()
+                if not self._answer_plain(end):
+                    frame = self._parser.next_frame()
+                    if frame is None:
+                        break
+                    answer = self.context.dispatch(self, frame)
+                    self.last_active = self._clock()
+                    if answer.awaited is not None:
+                        self._begin(answer, len(frame))
+                    elif answer.buffers is not None:
+                        self._answer(answer)
+                # Below that, one flush does for all requests that arrived together.
+                if self._out_bytes >= FLUSH_BYTES:
+                    self._flush()
                 if self.closed:
                     return
                 if self.last_active >= end:
@@ -243,6 +249,26 @@ class Connection(asyncio.BufferedProtocol):
             self._working = False
             self._flush()
         self._throttle()
+
+    def _answer_plain(self, until: float) -> bool:
+        """Answer the plain requests that come next, unless one before them waits; were there
+        any?"""
+        plain = self._plain
+        if plain is None or self._slots:
+            return False
+        buffer, start, end = self._parser.received_bytes()
+        taken = plain.serve(self, buffer, start, end, self._parser.max_bytes, until)
+        if taken == start:
+            return False
+        self._parser.skip_to(taken)
+        self.last_active = plain.now
+        if plain.answers:
+            self._out.append(plain.answers)
+            self._out_bytes += len(plain.answers)
+            self.context.counters.bytes_out += len(plain.answers)
+        if plain.told is not None:
+            self._answer(plain.told)
+        return True
 
     def _ask_for_turn(self) -> None:
         if not self._waits_for_turn:

@@ -42,6 +42,15 @@ class FrameParser:
         """Bytes of the receive buffer."""
         return len(self._buffer)
 
+    def received_bytes(self) -> tuple[bytearray, int, int]:
+        """(the receive buffer, where in it the bytes begin that are not handed on, where they end):
+        for who takes frames out of it himself, and then calls `skip_to`."""
+        return self._buffer, self._start, 0 if self._broken else self._end
+
+    def skip_to(self, position: int) -> None:
+        """What lies before `position` of the buffer, whole frames, was taken."""
+        self._start = position
+
     def growth(self) -> int:
         """Bytes by which the next `writable()` makes the receive buffer larger."""
         held = self._end - self._start

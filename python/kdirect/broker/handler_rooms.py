@@ -24,6 +24,7 @@ from kdirect.broker.handlers_producer_ids import ProducerIdHandlers
 from kdirect.broker.handlers_quorum import QuorumHandlers
 from kdirect.broker.handlers_refused import RefusedHandlers
 from kdirect.broker.handlers_versions import VersionHandlers
+from kdirect.broker.plain_requests import PlainRequests
 from kdirect.broker.services import Services
 from kdirect.broker.topics import INTERNAL_TOPICS, Topic
 from kdirect.format import layout
@@ -34,7 +35,7 @@ from kdirect.format.error_codes import ErrorCode
 class HandlerRooms:
     """See the module.  `member`, `access` and `remote` are the broker's parts of these names, or
     None.  `by_key`: by API key the handler, and whether it holds up later requests of its
-    connection while it waits."""
+    connection while it waits.  `plain`: what answers plain requests, or None."""
 
     def __init__(
         self,
@@ -74,6 +75,8 @@ class HandlerRooms:
         quorum = QuorumHandlers(services)
         of_cluster = [self.versions, cluster, quorum, LogDirHandlers(services), configs]
         rooms = [data, *of_cluster, *groups, RefusedHandlers(services), *rooms]
+        # Of a broker that is alone: in a cluster there is more to ask.
+        self.plain = PlainRequests(data, services) if member is None else None
         for handlers in rooms:
             for name, function, blocking in handlers.table():
                 self.by_key[p.API_NAMES[name].key] = (function, blocking)

@@ -16,11 +16,12 @@ from kdirect.broker.answers import Answer, later, nothing
 from kdirect.broker.connection import Connection
 from kdirect.broker.failures import explain
 from kdirect.broker.handlers_fetch import FetchHandlers
-from kdirect.broker.topics import INTERNAL_TOPICS
-from kdirect.errors import UnknownTopicError
+from kdirect.broker.topics import INTERNAL_TOPICS, Topic
+from kdirect.errors import KdirectError, UnknownTopicError
 from kdirect.format import protocol as p
 from kdirect.format.datapath import Produced, produce_response
 from kdirect.format.error_codes import ErrorCode, error_kind
+from kdirect.log.config import NEVER
 from kdirect.log.partition import Partition
 
 _TRANSACTIONS = "transactions are not available; use a producer without transactional.id"
@@ -191,6 +192,45 @@ class DataHandlers(FetchHandlers):
         append.done = Produced(
             append.index, 0, result.base_offset, result.log_append_time, start, None
         )
+
+    # -- plain requests ----------------------------------------------------------------------------
+
+    def plain_place(self, name: str, index: int) -> tuple[Partition, Topic] | None:
+        """The partition that plain requests about it are answered from, with its topic; None where
+        there is more to ask.  See `kdirect.broker.plain_requests`."""
+        topic = self._services.topics.get(name)
+        if topic is None or topic.internal:
+            return None
+        try:
+            return self._services.topics.partition(name, index), topic
+        except KdirectError:
+            return None
+
+    def takes_plain_appends(self, partition: Partition) -> bool:
+        """Is an append to this partition, which is free, the kernel's work alone, and is it
+        acknowledged at once?  Asked when the partition's `config` has been replaced."""
+        return partition.config.flush_messages == NEVER and partition.gate.is_open
+
+    def refused_plainly(
+        self,
+        connection: Connection,
+        version: int,
+        correlation_id: int,
+        acks: int,
+        partition: Partition,
+        result: Any,
+        size: int,
+    ) -> Answer:
+        """The answer to a plain Produce, `size` bytes of records, that the kernel has refused."""
+        tp = partition.topic_partition
+        append = OneAppend(tp.partition, acks)
+        append.partition, append.size = partition, size
+        self._appended(append, result)
+        answer = self._acknowledge(connection, version, acks, [(tp.topic, [append])])
+        answer.header = p.response_header(p.API_NAMES["Produce"], version, correlation_id)
+        return answer
+
+    # -- what an append waits for ------------------------------------------------------------------
 
     def _grown(self, append: OneAppend, partition: Partition, result: Any, *, is_new: bool) -> None:
         """The log has the records of an append: does its answer have to wait?  Those who wait for

@@ -443,6 +443,11 @@ class ProduceAccess:
 
     # -- Kafka clients -----------------------------------------------------------------------------
 
+    @property
+    def busy(self) -> tuple[dict[TopicPartition, Any], ...]:
+        """See `Appender`."""
+        return self._driver.heads, *self._appends.busy
+
     def append_nowait(
         self, partition: Partition, records: Any, at_ms: int
     ) -> AppendResult | Appended | None:

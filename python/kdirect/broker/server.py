@@ -100,8 +100,8 @@ class BrokerServer:
             lambda seconds, call: asyncio.get_running_loop().call_later(seconds, call),
             environment.monotonic,
         )
-        self._context = self._connection_context()
         self.handlers = self._open_handlers()
+        self._context = self._connection_context()
         self.groups = self.handlers.groups
         self._connections: set[Connection] = set()
         self._servers: list[asyncio.Server] = []
@@ -180,6 +180,7 @@ class BrokerServer:
             environment=self.environment,
             max_request_bytes=self.config["socket.request.max.bytes"],
             max_in_flight=self.config["queued.max.requests"],
+            plain=self.handlers.plain,
         )
 
     def _open_handlers(self) -> HandlerRooms:
@@ -482,6 +483,9 @@ class BrokerServer:
         out: dict[str, Any] = {
             "broker_requests": sum(c.requests.values()),
             "broker_requests_by_api": dict(c.requests),
+            "broker_plain_requests": 0
+            if self.handlers.plain is None
+            else self.handlers.plain.served,
             "broker_connections": len(self._connections),
             "broker_connections_opened": c.connections_opened,
             "broker_bytes_in": c.bytes_in,

@@ -35,6 +35,10 @@ class Appender(Protocol):
     """Appends whole batches of Kafka clients; `Appends`, or, where RDMA producers may have the
     head, `ProduceAccess`."""
 
+    @property
+    def busy(self) -> tuple[dict[TopicPartition, Any], ...]:
+        """Tables of partitions: `append_nowait` appends nothing to one that is in any of them."""
+
     def append_nowait(self, partition: Partition, data: Any, at_ms: int, /) -> Any:
         """The kernel's answer, or None, and nothing has changed: then `append`.  Raises as
         `Partition.append_nowait`."""

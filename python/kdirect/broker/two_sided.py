@@ -137,6 +137,7 @@ class MessageConnection(Connection):
         count: int,
     ) -> None:
         super().__init__(context, control.listener)
+        self._plain = None  # plain answers are of a stream: each of these goes alone
         self.control = control
         self.client_id = control.client_id
         self.peer = control.peer

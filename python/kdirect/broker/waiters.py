@@ -49,6 +49,11 @@ class Waiters:
     def __len__(self) -> int:
         return len({w for waiters in self._waiting.values() for w in waiters})
 
+    @property
+    def by_partition(self) -> dict[TopicPartition, set[Waiter]]:
+        """Who waits for which partition: for a look whether anybody does."""
+        return self._waiting
+
     def add(self, partitions: Iterable[TopicPartition], missing: int) -> Waiter:
         """Register a wait for `missing` bytes on any of `partitions`; the caller awaits
         ``waiter.future``, then calls `remove`."""

@@ -65,6 +65,11 @@ class AckGate:
         self._demanded = min(self._demanded, offset)
         self._replicas = {broker: min(end, offset) for broker, end in self._replicas.items()}
 
+    @property
+    def is_open(self) -> bool:
+        """Does nothing that was appended so far wait, for the disk or for replicas?"""
+        return not self.moves_high_watermark and self.on_disk >= self._demanded
+
     def acknowledged(self, log_end_offset: int) -> int:
         """Every record below this offset may be acknowledged."""
         limit, on_disk, replicas = log_end_offset, self.on_disk, self._replicas
