@@ -441,6 +441,12 @@ CLIENT = Options("Client settings", (
            "Producer: batches carry a producer id and sequence numbers, so that no batch is "
            "appended twice or out of order, whichever path repeats it. Default: on, unless acks "
            "is 0 or 1."),
+    Option("transactional.id", "str", None,
+           "Producer: makes it transactional, and names it across restarts: a new producer of the "
+           "same name fences the one before, and ends its transaction. See docs/transactions.md."),
+    Option("transaction.timeout.ms", "ms", 60000,
+           "The coordinator aborts a transaction that takes longer, and fences its producer. At "
+           "most the broker's transaction.max.timeout.ms.", low=1),
     Option("produce.path", "enum", "rdma",
            "How a producer's requests travel when the transport is not tcp: `rdma` (this process "
            "writes them into the log), `send` (Kafka's Produce requests in SENDs, into buffers of "

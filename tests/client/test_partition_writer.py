@@ -426,3 +426,28 @@ def test_every_request_has_one_outcome_and_they_are_sent_in_order(seed):
         driver.feed(pw.Closing(driver.returned(), GONE))
         assert sorted(driver.outcomes) == list(range(tag)), f"seed {seed + i}"
         assert driver.writer.state is State.CLOSED and not driver.writer.backlog
+
+
+def test_a_gap_in_a_transaction_is_final():
+    writer = PartitionWriter("t-0", TIMEOUT_S * 1000, idempotent=True, transactional=True)
+    writer.on(pw.Needed(), 0.0)
+    writer.on(pw.Opened(Way.DIRECT), 0.0)
+    codes = refused(ErrorCode.MESSAGE_TOO_LARGE, 1)
+    codes += refused(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, 2, 3)
+    effects = writer.on(Returned(codes, grant_lasts=True), 0.0)
+    assert told(effects) == [1, 2, 3]
+    assert pw.Renew not in kinds(effects)
+    assert not writer.backlog
+    assert writer.state is State.DIRECT
+
+
+def test_what_follows_a_transient_refusal_keeps_its_sequence_in_a_transaction():
+    writer = PartitionWriter("t-0", TIMEOUT_S * 1000, idempotent=True, transactional=True)
+    writer.on(pw.Needed(), 0.0)
+    writer.on(pw.Opened(Way.DIRECT), 0.0)
+    codes = refused(ErrorCode.NOT_ENOUGH_REPLICAS, 1)
+    codes += refused(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, 2)
+    effects = writer.on(Returned(codes, grant_lasts=True), 0.0)
+    assert told(effects) == []
+    assert pw.Renew not in kinds(effects)
+    assert list(writer.backlog) == requests(1, 2)

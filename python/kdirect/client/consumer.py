@@ -46,6 +46,7 @@ from kdirect.client.message import Message
 from kdirect.client.reader import LONGEST_WAIT_S
 from kdirect.client.silence import LONGEST_LOOK_MS, SILENT_S, pause_s
 from kdirect.client.subscription import Subscription
+from kdirect.client.transaction import GroupMetadata
 from kdirect.errors import (
     BrokerError,
     ConfigError,
@@ -435,6 +436,14 @@ class Consumer(ConsumerUpkeep):
         """All topics that are not internal."""
         self._check()
         return self._session.admin.list_topics()
+
+    def consumer_group_metadata(self) -> GroupMetadata:
+        """This member of its group, for `Producer.send_offsets_to_transaction`; ask for it with
+        each transaction.  ConfigError without a group."""
+        self._check()
+        if self._membership is None:
+            raise ConfigError("a consumer without group.id has no group", hint="set group.id")
+        return self._membership.metadata
 
     def memberid(self) -> str | None:
         """This member's id in its group, as the coordinator gave it; None outside of a group."""

@@ -32,8 +32,10 @@ class CoordinatorLink:
     """See the module.  Used by the consumer's thread, and by the one that keeps its member
     alive."""
 
-    def __init__(self, cluster: Cluster, group_id: str) -> None:
+    def __init__(self, cluster: Cluster, group_id: str, *, stable: bool = False) -> None:
+        """`stable`: offsets that a transaction may still commit are waited for."""
         self.group_id = group_id
+        self._stable = stable
         self._cluster = cluster
         self._environment = cluster.environment
         self._lock = threading.Lock()  # guards the connection, not requests
@@ -144,7 +146,7 @@ class CoordinatorLink:
             ]
             answer = (
                 self.connection()
-                .submit(r(group_id=self.group_id, topics=items, require_stable=False))
+                .submit(r(group_id=self.group_id, topics=items, require_stable=self._stable))
                 .result(left_ms)
             )
             self._check_fetch(answer.error_code)

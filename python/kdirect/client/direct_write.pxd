@@ -30,5 +30,6 @@ cdef struct record_t:              # one record that is sent as a batch of its o
     int64_t producer_id
     int16_t epoch
     int32_t sequence
+    bint transactional             # it belongs to the producer's transaction
     uint64_t start                 # of the batch in the send buffer
     uint32_t length                # of the batch

@@ -47,7 +47,7 @@ from libc.string cimport memcpy
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_GET_SIZE
 
 from kdirect.client.ack_ring cimport AckRing, ack_t
-from kdirect.client.idempotence cimport ProducerIdentity, add_one
+from kdirect.client.idempotence cimport ProducerIdentity, add_one, mark_transactional
 from kdirect.client.reservation cimport BEYOND_FILE, RESERVED, Reservation
 from kdirect.client.send_buffer cimport SendBuffer, request_t
 from kdirect.machine cimport kd_now_ns, kd_pause, kd_wall_ns
@@ -431,7 +431,9 @@ cdef class FileWriter(ProduceRing):
         cdef int rc
         self._buffer.drop(self.freed)
         r.producer_id, r.epoch, r.sequence = -1, -1, -1
+        r.transactional = False
         if identity is not None:
+            r.transactional = identity.transactional
             r.producer_id, r.epoch = identity.producer_id, identity.epoch
             r.sequence = identity.next_sequence
             if r.producer_id != self._met_id:
@@ -483,7 +485,7 @@ cdef class FileWriter(ProduceRing):
         if rc != C_SENT:
             return rc
         at = self._buffer.region.data + r.start
-        if r.value_length >= INLINE_FROM and self._notices is None:
+        if r.value_length >= INLINE_FROM and self._notices is None and not r.transactional:
             r.length = <uint32_t> encode_single_around(
                 at, most, r.key, r.key_length, r.large.data, r.value_length, r.timestamp_ms,
                 r.producer_id, r.epoch, r.sequence, &r.large.hole)
@@ -491,6 +493,8 @@ cdef class FileWriter(ProduceRing):
             r.length = <uint32_t> encode_single(
                 at, most, r.key, r.key_length, r.large.data, r.value_length, r.timestamp_ms,
                 r.producer_id, r.epoch, r.sequence)
+        if r.transactional:
+            mark_transactional(at, r.length)
         if self.shared:
             return C_SENT
         rc = self.c_send(r.start, r.length, 1, <uint64_t> self.position,

@@ -39,6 +39,7 @@ from kdirect.client.assignors import (
     encode_subscription,
 )
 from kdirect.client.coordinator_link import ELSEWHERE, CoordinatorLink
+from kdirect.client.transaction import GroupMetadata
 from kdirect.errors import (
     BrokerError,
     ConfigError,
@@ -123,7 +124,8 @@ class Membership:
         self._topics: frozenset[str] = frozenset()
         self._subscribed = False  # between `join` and `leave`
         self._lock = threading.Lock()  # guards state, ids and flags, not requests
-        self._link = CoordinatorLink(cluster, self.group_id)
+        stable = settings["isolation.level"] == "read_committed"
+        self._link = CoordinatorLink(cluster, self.group_id, stable=stable)
         self._pending: Pending | None = None
         self._pending_until = 0.0
         self._not_before = 0.0
@@ -333,6 +335,12 @@ class Membership:
             self._link.drop()
 
     # -- offsets -----------------------------------------------------------------------------------
+
+    @property
+    def metadata(self) -> GroupMetadata:
+        """Who commits, as a coordinator checks it that commits with a transaction."""
+        with self._lock:
+            return GroupMetadata(self.group_id, self.generation, self.member_id, self._instance_id)
 
     def send_commit(self, offsets: Mapping[TopicPartition, int], metadata: str = "") -> Pending:
         """Send a commit as this member, or, if it has not joined or has left, as nobody in

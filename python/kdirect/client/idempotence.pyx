@@ -17,15 +17,25 @@ One thread at a time: the producer's lock.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
-from libc.stdint cimport INT32_MAX
+from libc.stdint cimport INT32_MAX, uint32_t
 from libc.string cimport memcpy
 
 from kdirect.format.batch cimport BATCH_OK, batch_info, parse_batch_header, stamp_producer
+from kdirect.format.layout cimport ATTRIBUTE_TRANSACTIONAL, BATCH_ATTRIBUTES, BATCH_CRC
+from kdirect.format.wire cimport kd_get16, kd_put16, kd_put32
 
 from kdirect.errors import ProtocolError
 
+cdef extern from "crc32c.h" nogil:
+    uint32_t kd_crc32c(uint32_t crc, const void* data, size_t n)
+
 cdef enum:
     MAX_EPOCH = 32767
+
+
+cdef void mark_transactional(uint8_t* p, uint32_t size) noexcept nogil:
+    kd_put16(p + BATCH_ATTRIBUTES, kd_get16(p + BATCH_ATTRIBUTES) | ATTRIBUTE_TRANSACTIONAL)
+    kd_put32(p + BATCH_CRC, kd_crc32c(0, p + BATCH_ATTRIBUTES, size - BATCH_ATTRIBUTES))
 
 
 cdef inline int32_t add_sequence(int32_t sequence, int32_t delta) noexcept nogil:
@@ -41,12 +51,15 @@ cdef int32_t add_one(int32_t sequence) noexcept nogil:
 
 cdef class ProducerIdentity:
     """See the module.  When the epochs of this producer id are used up, `renew()` is called for a
-    new (producer id, epoch); it returns None where the broker gives out none."""
+    new (producer id, epoch); it returns None where the broker gives out none.  The batches of a
+    `transactional` one belong to a transaction; its epochs come from the coordinator (`restart`),
+    and it never renews itself."""
 
-    def __init__(self, int64_t producer_id, int16_t epoch, renew):
+    def __init__(self, int64_t producer_id, int16_t epoch, renew, *, transactional=False):
         self.producer_id = producer_id
         self.epoch = epoch
         self.next_sequence = 0
+        self.transactional = transactional
         self._renew = renew
 
     cdef int32_t c_stamp(self, uint8_t* p, uint64_t length) noexcept nogil:
@@ -55,6 +68,8 @@ cdef class ProducerIdentity:
         while length and parse_batch_header(p, length, &info) == BATCH_OK and info.size <= length:
             if info.producer_id == -1:
                 stamp_producer(p, info.size, self.producer_id, self.epoch, sequence)
+                if self.transactional:
+                    mark_transactional(p, info.size)
                 records = 1
                 if 0 <= info.last_offset_delta < INT32_MAX:
                     records = info.last_offset_delta + 1
@@ -76,6 +91,13 @@ cdef class ProducerIdentity:
             memcpy(p, &view[0], view.shape[0])
             self.c_sent(self.c_stamp(p, <uint64_t> view.shape[0]))
         return out
+
+    def restart(self, int64_t producer_id, int16_t epoch):
+        """Go on under this id and epoch, which the coordinator gave; from sequence 0 if they are
+        new."""
+        if producer_id != self.producer_id or epoch != self.epoch:
+            self.producer_id, self.epoch = producer_id, epoch
+            self.next_sequence = 0
 
     def renew(self):
         """Go on under the next epoch, from sequence 0.  Raises what asking for a new producer id

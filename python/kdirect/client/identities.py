@@ -12,6 +12,7 @@ from typing import Any
 
 from kdirect.client.idempotence import ProducerIdentity
 from kdirect.client.producing_session import ProducingSession
+from kdirect.client.transaction import Transaction
 from kdirect.errors import ConfigError, KdirectError
 from kdirect.model import TopicPartition
 
@@ -23,6 +24,8 @@ class Identities:
 
     def __init__(self, session: ProducingSession, settings: dict[str, Any]) -> None:
         self.idempotent = _idempotent(settings)
+        name = settings["transactional.id"]
+        self.transaction = Transaction(name) if name else None
         self._session = session
         self._producer_id: tuple[int, int] | None = None
         self._identities: dict[TopicPartition, ProducerIdentity] = {}
@@ -31,6 +34,10 @@ class Identities:
         """Under which this producer writes `tp`; None without idempotence.  Asks the broker for a
         producer id the first time."""
         identity = self._identities.get(tp)
+        if identity is None and self.transaction is not None:
+            identity = self._identities[tp] = ProducerIdentity(
+                self.transaction.producer_id, self.transaction.epoch, None, transactional=True
+            )
         if identity is None and self.idempotent:
             if self._producer_id is None:
                 self._producer_id = self._session.new_producer_id()
@@ -45,10 +52,15 @@ class Identities:
             )
         return identity
 
+    def restart(self, producer_id: int, epoch: int) -> None:
+        """The next transaction has this id and epoch."""
+        for identity in self._identities.values():
+            identity.restart(producer_id, epoch)
+
     def renew(self, tp: TopicPartition) -> None:
         """A request of `tp` will never be delivered: go on after the gap, in a new sequence."""
         identity = self._identities.get(tp)
-        if identity is not None:
+        if identity is not None and self.transaction is None:  # else it can only be aborted
             log.info("%s: what follows goes on under a new sequence", tp)
             try:
                 identity.renew()
@@ -61,6 +73,11 @@ class Identities:
 def _idempotent(settings: dict[str, Any]) -> bool:
     wanted = settings["enable.idempotence"]
     waits = settings["acks"] in ("all", "-1")
+    if settings["transactional.id"] and (wanted is False or not waits):
+        raise ConfigError(
+            f"transactional.id with acks={settings['acks']} and enable.idempotence={wanted}",
+            hint="a transactional producer needs acks=all and idempotence",
+        )
     if wanted and not waits:
         raise ConfigError(
             f"enable.idempotence with acks={settings['acks']}",

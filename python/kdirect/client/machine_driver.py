@@ -90,6 +90,7 @@ class MachineDriver:
         self._mode = MODES[settings["rdma.produce"]] if settings["produce.path"] == "rdma" else -1
         self._rdma: dict[TopicPartition, bool] = {}  # whether the leader was reached by RDMA
         self._identities = Identities(session, settings)
+        self.transaction = self._identities.transaction  # None: the producer has none
         self._outcomes: list[Outcome] = []  # appenders hold this very list
         self._retired = Counter[str]()  # what appenders that have ended had counted
         self._silent = SilentBrokers(session.environment, session.cluster, self.links)
@@ -98,6 +99,8 @@ class MachineDriver:
     def has_rdma(self, tp: TopicPartition) -> bool:
         """Is there RDMA to the leader of `tp`?  While nobody knows the leader, what was so before
         holds: to ask a broker that is away would wait for it."""
+        if self.transaction is not None:
+            return False
         known = self._rdma.get(tp)
         if known is None or self.session.cluster.leader_address_at_hand(tp) is not None:
             known = self._rdma[tp] = self.session.transport_to(tp) != "tcp"
@@ -231,6 +234,7 @@ class MachineDriver:
                 self._outcomes,
                 self.errors,
                 two_sided=two_sided,
+                transaction=self.transaction,
             )
             return Opened(Way.TCP, denied=over_rdma)
         except KdirectError as e:

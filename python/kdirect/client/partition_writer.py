@@ -288,9 +288,13 @@ Effect = Open | Probe | Close | DropLink | Resend | Drain | TakeBack | Renew | T
 
 
 class PartitionWriter:
-    """See the module.  `name` of the partition; `timeout_ms`: delivery.timeout.ms."""
+    """See the module.  `name` of the partition; `timeout_ms`: delivery.timeout.ms.  A
+    `transactional` producer is idempotent and begins no new sequence: after a gap the transaction
+    can only be aborted."""
 
-    def __init__(self, name: str, timeout_ms: float, *, idempotent: bool) -> None:
+    def __init__(
+        self, name: str, timeout_ms: float, *, idempotent: bool, transactional: bool = False
+    ) -> None:
         self.state = State.IDLE
         self.backlog: deque[Request] = deque()
         self.deadline = math.inf  # when what is in the backlog has failed
@@ -299,6 +303,7 @@ class PartitionWriter:
         self._name = name
         self._timeout_ms = timeout_ms
         self._idempotent = idempotent
+        self._renews = idempotent and not transactional
         self._pause = FIRST_PAUSE_S
         self._doubted = False  # the broker may not answer, so it is probed before anybody waits
         self._why: KdirectError | None = None  # the last attempt failed
@@ -459,12 +464,14 @@ class PartitionWriter:
         self._refusals = self._refusals + 1 if event.accepted == self._accepted_before else 1
         self._accepted_before = event.accepted
         repeated: list[Request] = []
-        renewed = self._idempotent and event.refused[0][3] in _OUT_OF_SEQUENCE
+        gap = self._idempotent and event.refused[0][3] in _OUT_OF_SEQUENCE
+        renewed = gap and self._renews
         for data, records, tag, code in event.refused:
-            if self._refusals <= REFUSALS and _may_repeat(code, data, self._idempotent):
+            follows = self._idempotent and (self._renews or not gap)
+            if self._refusals <= REFUSALS and _may_repeat(code, data, follows):
                 repeated.append((data, records, tag))
                 continue
-            renewed = self._idempotent
+            gap, renewed = True, self._renews
             effects.append(Tell(tag, self._refusal(code, records)))
         if renewed:
             effects.append(Renew())

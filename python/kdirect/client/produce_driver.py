@@ -205,7 +205,12 @@ class ProduceDriver(MachineDriver):
         return p
 
     def _add(self, tp: TopicPartition) -> WrittenPartition:
-        writer = PartitionWriter(str(tp), self.timeout_ms, idempotent=self._identities.idempotent)
+        writer = PartitionWriter(
+            str(tp),
+            self.timeout_ms,
+            idempotent=self._identities.idempotent,
+            transactional=self.transaction is not None,
+        )
         p = self._partitions[tp] = WrittenPartition(tp, writer)
         return p
 
@@ -341,6 +346,13 @@ class ProduceDriver(MachineDriver):
                     link.channel.release(file_ids, RELEASE_WAIT_MS)
             except KdirectError as e:
                 log.debug("release of %d partitions: %s", len(file_ids), e)
+
+    # -- transactions ------------------------------------------------------------------------------
+
+    def begin_transaction(self, producer_id: int, epoch: int) -> None:
+        """What is sent from here on belongs to a transaction of this id and epoch; nothing is under
+        way."""
+        self._identities.restart(producer_id, epoch)
 
     # -- the end -----------------------------------------------------------------------------------
 

@@ -45,7 +45,8 @@ from kdirect.client.direct_append import UNANSWERED, Sync
 from kdirect.client.gather import as_bytes
 from kdirect.client.linger_thread import FIRST_PAUSE_S
 from kdirect.client.partitioner import Keys
-from kdirect.client.producer_batches import SLICE_MS, TURN_S, ProducerBatches
+from kdirect.client.producer_batches import SLICE_MS, TURN_S
+from kdirect.client.producer_transactions import ProducerTransactions
 from kdirect.client.run_partition import RunPartitions
 from kdirect.client.send_columns import ColumnEncoder
 from kdirect.errors import KdirectError
@@ -58,7 +59,7 @@ REPORTS_AHEAD = 1000  # reports that may wait for poll before produce runs their
 Header = tuple[str, bytes | None]
 
 
-class Producer(ProducerBatches):
+class Producer(ProducerTransactions):
     """Sends records.  `settings`: client settings (docs/options.md), or "host:port"; made here or
     by `Session.producer`.
 
@@ -84,9 +85,9 @@ class Producer(ProducerBatches):
         self._keys = Keys(partitioner if partitioner is not None else self.settings["partitioner"])
         self._on_delivery = on_delivery
         self._partition_of = self._topics.partition_of
+        if self._transaction is not None:
+            self._partition_of = self._partition_in_transaction
         self._at_once = self._linger_s == 0 and self._compression == "none"
-        self._resolve_futures = self._callbacks.resolve_futures
-        self._run_callbacks = self._callbacks.run
         self._try_record: Callable[..., bool] = self._driver.try_record
         self._record_sync: Callable[..., int | Sync] = self._driver.record_sync
         self._runs = RunPartitions(
@@ -258,6 +259,8 @@ class Producer(ProducerBatches):
         up to the delivery timeout. Returns the number of records."""
         with self._lock:
             self._check()
+            if self._transaction is not None:
+                self._transaction.check_open()
             if data.num_rows == 0:
                 return 0
             now = timestamp if timestamp is not None else self._time_ms()
@@ -273,6 +276,7 @@ class Producer(ProducerBatches):
     ) -> None:
         if tp in self._open:
             self._send_batches(self._open[tp], self._delivery_s * 1000)
+        self._enter(tp)
         for batch in self._columns.encode(columns, now):
             tag = None
             if on_delivery is not None:

@@ -119,6 +119,9 @@ class ProducerBatches:
         else:
             self._wake_thread()
 
+    def _enter(self, tp: TopicPartition) -> None:
+        """Before a batch is sent to `tp`."""
+
     def _is_written_directly(self, tp: TopicPartition) -> bool:
         try:
             return self._driver.leads_direct(tp)
@@ -143,6 +146,7 @@ class ProducerBatches:
                         hint="the broker is down or overloaded; raise delivery.timeout.ms to wait"
                         " longer",
                     )
+                self._enter(sent.tp)
                 self._driver.send(sent.tp, sent.data, sent.records, sent, room_ms, patient=patient)
                 gathering.why = None
             except BufferFullError as e:

@@ -16,6 +16,7 @@ from kdirect.client.direct_append import REQUEST_SENT, Answers, Sending
 from kdirect.client.idempotence import ProducerIdentity
 from kdirect.client.partition_writer import Returned
 from kdirect.client.tcp_append import Append, LeaderRoute, TcpAppender
+from kdirect.client.transaction import Transaction
 from kdirect.errors import BufferFullError, DeliveryError, KdirectError, TimedOutError
 from kdirect.model import TopicPartition
 from kdirect.wire.connection import Connection
@@ -64,6 +65,7 @@ class RequestAppender:
         errors: list[KdirectError],
         *,
         two_sided: bool,
+        transaction: Transaction | None = None,
     ) -> None:
         self.tp = tp
         self.two_sided = two_sided
@@ -78,6 +80,7 @@ class RequestAppender:
             settings["acks"],
             settings["delivery.timeout.ms"],
             identity=identity,
+            transaction=transaction,
             route=MessageRoute(links, cluster, tp) if two_sided else None,
         )
         self._outcomes = outcomes

@@ -33,6 +33,8 @@ from collections import deque
 from typing import Any
 
 from kdirect.client.idempotence import ProducerIdentity
+from kdirect.client.transaction import Transaction
+from kdirect.client.transaction_link import FIRST_PROTOCOL
 from kdirect.errors import (
     BrokerError,
     BufferFullError,
@@ -140,7 +142,8 @@ class TcpAppender:
 
     `acks` as the option of that name, `timeout_ms` the delivery timeout of a batch, `window` the
     requests under way at most (1: strictly one after the other); `route` leads over other
-    connections than the cluster's.
+    connections than the cluster's.  The batches are those of `transaction`, if there is one: then
+    a gap in the sequence is final, because the transaction can only be aborted.
     """
 
     def __init__(
@@ -153,6 +156,7 @@ class TcpAppender:
         window: int | None = None,
         identity: ProducerIdentity | None = None,
         route: LeaderRoute | None = None,
+        transaction: Transaction | None = None,
     ) -> None:
         settings = cluster.settings
         self.topic_partition = tp
@@ -164,6 +168,7 @@ class TcpAppender:
         self._environment = cluster.environment
         self._monotonic = cluster.environment.monotonic
         self._identity = identity
+        self._transaction = transaction
         self._known_id = -1  # the producer id of which the broker has acknowledged a batch
         self._max_bytes: int = settings["send.buffer.bytes"]
         self._lock = threading.RLock()
@@ -401,7 +406,9 @@ class TcpAppender:
                 waiting = list(self._queue)
             for append in waiting[: max(0, self._window_at(self._connection) - under_way)]:
                 append._attempts += 1
-                append._pending = self._connection.submit_later(self._message(append))
+                append._pending = self._connection.submit_later(
+                    self._message(append), most=self._highest
+                )
                 if not under_way:
                     self._heard = self._monotonic()
                 under_way += 1
@@ -450,10 +457,17 @@ class TcpAppender:
             return 1
         return self.window if connection.is_kdirect else min(self.window, KAFKA_REMEMBERS)
 
+    @property
+    def _highest(self) -> int | None:
+        """The highest version of Produce, where a later one would mean another protocol."""
+        transaction = self._transaction
+        first = transaction is not None and transaction.version < 2
+        return FIRST_PROTOCOL[protocol.ProduceRequest.API_KEY] if first else None
+
     def _message(self, append: Append) -> Any:
         r, tp = protocol.ProduceRequest, self.topic_partition
         return r(
-            transactional_id=None,
+            transactional_id=self._transaction.transactional_id if self._transaction else None,
             acks=self.acks,
             timeout_ms=min(self._cluster.timeout_ms, self.timeout_ms),
             topic_data=[
@@ -521,7 +535,8 @@ class TcpAppender:
             ):
                 self._give_up_uncertain(append)
                 return None
-            if self._queue[0] is append and append._renumbered < RENUMBERED_AT_MOST:
+            may_renumber = self._transaction is None and append._renumbered < RENUMBERED_AT_MOST
+            if self._queue[0] is append and may_renumber:
                 self._out_of_sequence = True
                 return broker_error(answer.error_code, f"append to {self.topic_partition}")
             if self._queue[0] is not append:

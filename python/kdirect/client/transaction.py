@@ -229,6 +229,10 @@ class Transaction:
         if not (self._started or self._doubt or self._adding or self._offsets):
             self._ended()
 
+    def check_abortable(self) -> None:
+        """Raises unless there is a transaction that may be aborted."""
+        self._require("abort_transaction", Phase.OPEN, Phase.FAILED)
+
     def failed(self, error: KdirectError, code: int = -1) -> None:
         """A batch of the transaction failed for good, with this error code if a broker refused
         it."""

@@ -44,6 +44,7 @@ from kdirect.wire.servers import error_of_all
 
 T = TypeVar("T")
 
+GROUP, TRANSACTION = 0, 1  # what a coordinator is asked about, as Kafka numbers it
 IDLE_CONNECTIONS = 4  # private connections to each broker that wait for their next use
 # For an answer that another broker could give, too, before that one is asked; twice as long each
 # time, so that an answer of brokers that are merely slow is waited for in the end.
@@ -143,38 +144,42 @@ class Cluster(ClusterMetadata):
     def coordinator_connection(self, group: str) -> Connection:
         """The shared connection to the coordinator of `group`.  Forget it with `forget_coordinator`
         when it says NOT_COORDINATOR."""
-        return self.connection_to(self._coordinator(group))
+        return self.connection_to(self._coordinator(group, GROUP))
 
-    def lease_coordinator(self, group: str) -> Connection:
-        """A private connection to the coordinator of `group`: joining waits for other members.
-        Ends as a `lease` does."""
-        return self._private(self._coordinator(group), self.settings["connect.timeout.ms"])
+    def lease_coordinator(
+        self, key: str, kind: int = GROUP, timeout_ms: float | None = None
+    ) -> Connection:
+        """A private connection to the coordinator of a group (joining waits for other members), or
+        of a transactional id (`kind` TRANSACTION).  Ends as a `lease` does."""
+        node = self._coordinator(key, kind, timeout_ms)
+        return self._private(node, self._connect_ms(timeout_ms))
 
-    def _coordinator(self, group: str) -> Node:
+    def _coordinator(self, key: str, kind: int, timeout_ms: float | None = None) -> Node:
         state = self._state()
-        node = state.coordinators.get(group)
+        node = state.coordinators.get((kind, key))
         if not state.nodes:
             self.refresh([])  # how many brokers there are decides about the address
         if node is None:
 
             def find(connection: Connection, left_ms: float) -> Any:
                 response = connection.request(
-                    protocol.FindCoordinatorRequest(key=group, key_type=0), left_ms
+                    protocol.FindCoordinatorRequest(key=key, key_type=kind), left_ms
                 )
                 if response.error_code:
                     raise broker_error(
                         response.error_code,
-                        f"coordinator of group {group!r}",
+                        f"coordinator of {'group' if kind == GROUP else 'transactions'} {key!r}",
                         response.error_message,
                     )
                 return response
 
-            found = self.ask_any(find)
-            node = state.coordinators[group] = Node(found.node_id, found.host, found.port)
+            found = self.ask_any(find, timeout_ms)
+            node = Node(found.node_id, found.host, found.port)
+            state.coordinators[kind, key] = node
         return node
 
-    def forget_coordinator(self, group: str) -> None:
-        self._state().coordinators.pop(group, None)
+    def forget_coordinator(self, key: str, kind: int = GROUP) -> None:
+        self._state().coordinators.pop((kind, key), None)
 
     def lease(
         self, tp: TopicPartition, timeout_ms: float | None = None, *, closest: bool = False

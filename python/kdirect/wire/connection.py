@@ -42,21 +42,12 @@ from kdirect.format.error_codes import ErrorCode
 from kdirect.wire.bell import Bell
 from kdirect.wire.broker_errors import broker_error
 from kdirect.wire.dial import address_text, dial, not_a_frame, reason_of
+from kdirect.wire.versions import API_VERSIONS_VERSION, choose_version
 
 CLIENT_SOFTWARE_NAME = "kdirect"
 CLIENT_SOFTWARE_VERSION = "0.1.0"
 READ_BUFFER_BYTES = 65536
 MAX_RESPONSE_BYTES = 256 << 20
-API_VERSIONS_VERSION = 3
-
-# The client speaks of one group at a time and of record batch v2 only; `format.protocol` knows more
-# for the broker's sake.
-LOWEST_VERSION = {protocol.ProduceRequest.API_KEY: 3, protocol.FetchRequest.API_KEY: 4}
-HIGHEST_VERSION = {
-    protocol.OffsetFetchRequest.API_KEY: 7,
-    protocol.FindCoordinatorRequest.API_KEY: 3,
-    protocol.ApiVersionsRequest.API_KEY: API_VERSIONS_VERSION,
-}
 
 _UNSUPPORTED_VERSION = struct.pack(">h", ErrorCode.UNSUPPORTED_VERSION)
 
@@ -160,6 +151,7 @@ class Connection:
         self.max_response_bytes = max_response_bytes
         self._pid = os.getpid()
         self._versions: dict[int, tuple[int, int]] = {}
+        self.features: dict[str, int] = {}  # the finalized ones of the cluster, with their levels
         self._chosen: dict[int, int] = {}
         self._send_lock = threading.Lock()
         self._wake = threading.Condition(
@@ -211,32 +203,17 @@ class Connection:
     def supports(self, api_key: int) -> bool:
         return api_key in self._versions
 
+    def speaks(self, message: Any, version: int) -> bool:
+        """Do both sides speak this version of `message`, or a later one?"""
+        return self.supports(message.API_KEY) and self.version_for(message) >= version
+
     def version_for(self, message: Any) -> int:
         """The highest version of `message` that both sides speak; ProtocolError names both ranges
         when there is none."""
         api_key = message.API_KEY
         version = self._chosen.get(api_key)
         if version is None:
-            low, high = protocol.version_range(message)
-            low, high = (
-                max(low, LOWEST_VERSION.get(api_key, low)),
-                min(high, HIGHEST_VERSION.get(api_key, high)),
-            )
-            theirs = self._versions.get(api_key)
-            if theirs is None:
-                raise ProtocolError(
-                    f"the broker at {self.peer} does not know {message.name} (API key {api_key})",
-                    hint="connect to a kdirect broker, or use transport=tcp"
-                    if api_key in protocol.ACCESS_API_KEYS
-                    else "use a broker that has this API",
-                )
-            version = min(high, theirs[1])
-            if version < max(low, theirs[0]):
-                raise ProtocolError(
-                    f"the broker at {self.peer} speaks versions {theirs[0]} to {theirs[1]} of"
-                    f" {message.name}, this client {low} to {high}",
-                    hint="use a broker of Kafka 2.1 or later",
-                )
+            version = choose_version(message, self._versions.get(api_key), self.peer)
             self._chosen[api_key] = version
         return version
 
@@ -266,6 +243,8 @@ class Connection:
             if response.error_code:
                 raise broker_error(response.error_code, f"ApiVersions to {self.peer}")
             self._versions = {k.api_key: (k.min_version, k.max_version) for k in response.api_keys}
+            finalized = getattr(response, "finalized_features", None) or ()
+            self.features = {f.name: f.max_version_level for f in finalized}
             return
 
     # -- requests ----------------------------------------------------------------------------------
@@ -278,20 +257,25 @@ class Connection:
         pending = self._submit(message, None, deadline)
         return self._await(pending, timeout_ms, deadline) if message.expect_response() else None
 
-    def submit(self, message: Any, timeout_ms: float | None = None) -> Pending:
+    def submit(
+        self, message: Any, timeout_ms: float | None = None, *, most: int | None = None
+    ) -> Pending:
         """Send `message` without waiting for the answer.  An error raised here means that the
         broker did not get the whole request and did not act on it.  For acks=0 the Pending is done
-        when the request has left."""
+        when the request has left.  `most`: the highest version to use."""
         return self._submit(
             message,
-            None,
+            self._version_up_to(message, most),
             self._monotonic() + (self.timeout_ms if timeout_ms is None else timeout_ms) / 1000,
         )
 
-    def submit_later(self, message: Any) -> Pending:
+    def submit_later(self, message: Any, *, most: int | None = None) -> Pending:
         """As `submit`, but never waits for a socket that is full: the rest leaves with later calls,
         of `poll` or `Pending.wait`."""
-        return self._submit(message, None, None)
+        return self._submit(message, self._version_up_to(message, most), None)
+
+    def _version_up_to(self, message: Any, most: int | None) -> int | None:
+        return None if most is None else min(most, self.version_for(message))
 
     def alive(self) -> bool:
         """False when the connection is closed, or when a look at the socket shows that the broker

@@ -25,7 +25,7 @@ class ProcessState:
         self.cluster_id: str | None = None
         self.topics: dict[str, tuple[float, TopicMetadata]] = {}
         self.forgotten: dict[str, TopicMetadata] = {}  # what was known of topics to be asked for
-        self.coordinators: dict[str, Node] = {}
+        self.coordinators: dict[tuple[int, str], Node] = {}  # by kind and key
         self.refreshes = 0
         self.connects = 0
         self.reached: set[str] = set()  # channels over which there was a connection
