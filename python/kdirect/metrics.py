@@ -100,6 +100,12 @@ METRICS: tuple[Metric, ...] = (
     ),
     Metric("log_producers", "producers", "log", "Idempotent producers that the log remembers."),
     Metric("log_slots", "slots", "log", "Metadata slots that the kernel keeps up to date."),
+    Metric(
+        "log_open_transactions",
+        "transactions",
+        "log",
+        "Transactions that were begun in the log and have no marker yet.",
+    ),
     Metric("log_flushes", "fsyncs", "log", "Times that a partition was flushed to disk."),
     Metric("log_rolls", "segments", "log", "Heads that were sealed and replaced."),
     Metric("log_head_growths", "steps", "log", "Times that a head was enlarged."),

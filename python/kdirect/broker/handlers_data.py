@@ -22,6 +22,7 @@ from kdirect.format import protocol as p
 from kdirect.format.datapath import Produced, produce_response
 from kdirect.format.error_codes import ErrorCode, error_kind
 from kdirect.log.config import NEVER
+from kdirect.log.kernel import UNVERIFIED_TRANSACTION
 from kdirect.log.partition import Partition
 
 _TRANSACTIONS = "transactions are not available; use a producer without transactional.id"
@@ -38,6 +39,7 @@ _KERNEL_MESSAGES = {
     " follow the last one",
     ErrorCode.DUPLICATE_SEQUENCE_NUMBER: "the batch was appended before, too long ago to"
     " know its offset",
+    ErrorCode.INVALID_TXN_STATE: "the batch belongs to no transaction that is open here",
     ErrorCode.UNSUPPORTED_COMPRESSION_TYPE: "the codec is none of none, gzip, snappy, lz4, zstd",
 }
 
@@ -181,9 +183,12 @@ class DataHandlers(FetchHandlers):
         start = partition.log_start_offset
         if result.error:
             services.counters.append_errors += 1
-            message = _KERNEL_MESSAGES.get(result.error)
-            append.done = Produced(append.index, result.error, -1, -1, start, message)
-            if result.error == ErrorCode.DUPLICATE_SEQUENCE_NUMBER:  # a success to its producer
+            error = result.error
+            if error == UNVERIFIED_TRANSACTION:
+                error = int(ErrorCode.INVALID_TXN_STATE)
+            message = _KERNEL_MESSAGES.get(error)
+            append.done = Produced(append.index, error, -1, -1, start, message)
+            if error == ErrorCode.DUPLICATE_SEQUENCE_NUMBER:  # a success to its producer
                 self._grown(append, partition, result, is_new=False)
             return
         services.counters.appends += 1

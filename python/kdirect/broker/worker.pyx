@@ -62,7 +62,8 @@ from kdirect.format.layout cimport (
     NOTICE_FILE_ID, NOTICE_LENGTH, NOTICE_ORDER)
 from kdirect.log.kernel cimport (
     COMMIT_CORRUPT_MESSAGE, COMMIT_DUPLICATE_SEQUENCE, COMMIT_FENCED_LEADER_EPOCH, COMMIT_NO_HEAD,
-    COMMIT_NO_SPACE, COMMIT_WRONG_POSITION, CommitKernel, commit_result)
+    COMMIT_INVALID_TXN_STATE, COMMIT_NO_SPACE, COMMIT_UNVERIFIED_TRANSACTION,
+    COMMIT_WRONG_POSITION, CommitKernel, commit_result)
 from kdirect.log.replica_marks cimport disk_holds
 from kdirect.machine cimport kd_now_ns, kd_pause, kd_wall_ns
 from kdirect.rdma.contract cimport (
@@ -389,6 +390,8 @@ cdef class ProduceWorker(PushTables):
         elif result.error == 0:
             if waits:
                 end_offset = result.last_offset + 1
+        if result.error == COMMIT_UNVERIFIED_TRANSACTION:  # nobody asks the coordinator from here
+            result.error = COMMIT_INVALID_TXN_STATE
         self._stage(g, h.next_order, result.error, flags, result.batches, result.base_offset,
                     result.log_append_time)
         if end_offset:

@@ -34,6 +34,10 @@ cdef int commit_request(kernel_state* s, uint64_t position, uint32_t length, int
 cdef int append_request(kernel_state* s, const uint8_t* data, uint32_t length, int64_t now_ms,
                         bint checked, commit_result* out) noexcept nogil
 # Copy `data`, which lies elsewhere, to the tail and commit it.  `checked` as above.
+cdef int append_marker(kernel_state* s, const uint8_t* data, uint32_t length, int64_t now_ms,
+                       commit_result* out) noexcept nogil
+# Append the control batch by which a coordinator ends the transaction of a producer; nobody else
+# can write `data`.
 cdef int commit_stamped(kernel_state* s, uint64_t position, uint32_t length, int64_t now_ms,
                         commit_result* out) noexcept nogil
 # As `commit_request`, for batches that keep the offsets and leader epochs that they carry; they lie

@@ -18,16 +18,19 @@ from kdirect.format.batch cimport (
     BATCH_BAD_COUNTS, BATCH_OK, BATCH_TRUNCATED, batch_info, check_batch, parse_batch_header,
     stamp_batch, stamp_log_append_time)
 from kdirect.format.layout cimport (
-    ATTRIBUTE_CONTROL, ATTRIBUTE_TRANSACTIONAL, OFFSET_INDEX_ENTRY_BYTES, TIME_INDEX_ENTRY_BYTES)
+    ATTRIBUTE_CONTROL, OFFSET_INDEX_ENTRY_BYTES, TIME_INDEX_ENTRY_BYTES)
 from kdirect.log.producers cimport (
-    check_sequences, repetition, reserve_producers, restore_batch, store_producer)
+    check_sequences, repetition, reserve_producers, store_producer)
 from kdirect.log.results cimport (
     COMMIT_CORRUPT_MESSAGE, COMMIT_FENCED_LEADER_EPOCH, COMMIT_INVALID_RECORD,
     COMMIT_INVALID_TIMESTAMP, COMMIT_MESSAGE_TOO_LARGE, COMMIT_NO_HEAD, COMMIT_NO_SPACE,
     COMMIT_NOT_CONTIGUOUS, COMMIT_OK, COMMIT_RECORD_LIST_TOO_LARGE, COMMIT_STORAGE_ERROR,
     COMMIT_UNKNOWN_EPOCH, COMMIT_WRONG_POSITION, commit_result)
 from kdirect.log.slots cimport end_segment, finish_sealed
-from kdirect.log.state cimport kernel_state
+from kdirect.log.state cimport kernel_state, mark_t
+from kdirect.log.transactions cimport (
+    begin_transaction, check_marker, check_transaction, end_transaction, marker_t, note_batch,
+    read_marker, reserve_transactions, settle_stable)
 
 from kdirect.format.wire cimport kd_put32, kd_put64
 
@@ -78,7 +81,7 @@ cdef int check_batches(kernel_state* s, const uint8_t* p, uint32_t length, int64
             return COMMIT_INVALID_RECORD if error == BATCH_BAD_COUNTS else COMMIT_CORRUPT_MESSAGE
         if b.size > s.max_batch_bytes:
             return COMMIT_MESSAGE_TOO_LARGE
-        if b.attributes & (ATTRIBUTE_CONTROL | ATTRIBUTE_TRANSACTIONAL):
+        if b.attributes & ATTRIBUTE_CONTROL:
             return COMMIT_INVALID_RECORD
         if now_ms > 0 and not s.append_time:
             if b.max_timestamp > now_ms and b.max_timestamp - now_ms > s.after_max_ms:
@@ -95,7 +98,7 @@ cdef int check_batches(kernel_state* s, const uint8_t* p, uint32_t length, int64
 
 cdef int _check_request(kernel_state* s, const uint8_t* p, uint32_t length, int64_t now_ms,
                         bint checked, commit_result* out) noexcept nogil:
-    """check_batches, then sequences.  Changes no record."""
+    """check_batches, then sequences, then transactions.  Changes no record."""
     cdef int64_t records
     cdef repetition repeated
     cdef int error = check_batches(s, p, length, now_ms, checked, &records)
@@ -109,6 +112,9 @@ cdef int _check_request(kernel_state* s, const uint8_t* p, uint32_t length, int6
         out.base_offset = repeated.base_offset
         out.last_offset = repeated.last_offset
         return COMMIT_OK
+    error = check_transaction(s)
+    if error != COMMIT_OK:
+        return error
     if s.log_end > INT64_MAX - records:
         return COMMIT_STORAGE_ERROR
     out.last_offset = s.log_end + records - 1
@@ -149,7 +155,8 @@ cdef int _check_stamped(kernel_state* s, const uint8_t* p, uint32_t length,
             return COMMIT_RECORD_LIST_TOO_LARGE
     if epoch > s.leader_epoch:
         return COMMIT_UNKNOWN_EPOCH
-    if reserve_producers(&s.producers, s.infos_count) != 0:
+    if (reserve_producers(&s.producers, s.infos_count) != 0
+            or reserve_transactions(s, s.infos_count) != 0):
         return COMMIT_STORAGE_ERROR
     out.last_offset = next_offset - 1
     return COMMIT_OK
@@ -195,13 +202,17 @@ cdef void _apply(kernel_state* s, uint32_t length, int64_t now_ms, bint stamped,
     cdef uint32_t i
     cdef int64_t next_offset = s.log_end
     cdef int64_t timestamp
+    cdef mark_t start
+    start.base = s.base
+    start.position = s.tail
+    start.offset = next_offset
     out.base_offset = next_offset
     for i in range(s.infos_count):
         b = &s.infos[i]
         p = s.data + s.tail
         timestamp = b.max_timestamp
         if stamped:
-            restore_batch(&s.producers, b, now_ms)      # room was made, so it cannot fail
+            note_batch(s, b, p, s.base, s.tail, now_ms)      # room was made, so it cannot fail
             s.last_epoch = b.leader_epoch
         else:
             stamp_batch(p, next_offset, s.leader_epoch)
@@ -222,10 +233,13 @@ cdef void _apply(kernel_state* s, uint32_t length, int64_t now_ms, bint stamped,
         if s.scratch.id >= 0:
             s.scratch.last_time_ms = now_ms
             store_producer(&s.producers, &s.scratch)
+            if s.scratch.transaction_start == start.offset:
+                begin_transaction(s, s.scratch.id, &start)
     if not s.hold:
-        s.readable.base = s.stable.base = s.base
-        s.readable.position = s.stable.position = s.tail
-        s.readable.offset = s.stable.offset = next_offset
+        s.readable.base = s.base
+        s.readable.position = s.tail
+        s.readable.offset = next_offset
+        settle_stable(s)
         if s.sealed_count:
             finish_sealed(s)
         s.dirty = 1
@@ -328,6 +342,31 @@ cdef int append_request(kernel_state* s, const uint8_t* data, uint32_t length, i
         memcpy(s.data + s.tail, data, length)
         _apply(s, length, now_ms, False, out)
     return error
+
+
+cdef int append_marker(kernel_state* s, const uint8_t* data, uint32_t length, int64_t now_ms,
+                       commit_result* out) noexcept nogil:
+    cdef batch_info* b = &s.infos[0]
+    cdef marker_t marker
+    cdef int error
+    s.infos_count = 1
+    if check_batch(data, length, b) != BATCH_OK or b.size != length or b.records_count != 1:
+        return COMMIT_CORRUPT_MESSAGE
+    if not b.attributes & ATTRIBUTE_CONTROL or not read_marker(data, b, &marker):
+        return COMMIT_INVALID_RECORD
+    error = check_marker(s, b.producer_id, b.producer_epoch, marker.coordinator_epoch)
+    if error != COMMIT_OK:
+        return error
+    if s.log_end == INT64_MAX:
+        return COMMIT_STORAGE_ERROR
+    out.last_offset = s.log_end
+    error = _look_for_room(s, length, now_ms, s.log_end)
+    if error != COMMIT_OK:
+        return error
+    memcpy(s.data + s.tail, data, length)
+    end_transaction(s, b.producer_id, s.log_end, marker.is_abort)
+    _apply(s, length, now_ms, False, out)
+    return COMMIT_OK
 
 
 cdef int commit_stamped(kernel_state* s, uint64_t position, uint32_t length, int64_t now_ms,

@@ -140,9 +140,11 @@ class Cutting(Rolling):
         checkpoint.sync_directory(self.directory)
         cut.publish()
         doomed[0].end_replaced()
+        self._aborted.cut(doomed[0].base_offset)
         start, end = int(self.kernel.log_start_offset), int(self.kernel.log_end_offset)
         files = os.listdir(self.directory)
         load_producers(self.kernel, self.directory, files, list(self._segments), start, end)
+        self._aborted.write(self.kernel, self._segments)
 
     def _open_head_again(self, old: Segment, was_head: bool) -> None:
         new = self._segments[-1]

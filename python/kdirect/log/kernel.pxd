@@ -12,18 +12,21 @@ from kdirect.format.batch cimport batch_info
 from kdirect.log.results cimport (
     COMMIT_CORRUPT_MESSAGE, COMMIT_DUPLICATE_SEQUENCE, COMMIT_FENCED_LEADER_EPOCH,
     COMMIT_INVALID_PRODUCER_EPOCH, COMMIT_INVALID_RECORD, COMMIT_INVALID_TIMESTAMP,
+    COMMIT_INVALID_TXN_STATE,
     COMMIT_MESSAGE_TOO_LARGE, COMMIT_NO_HEAD, COMMIT_NO_SPACE, COMMIT_NOT_CONTIGUOUS, COMMIT_OK,
     COMMIT_OUT_OF_ORDER_SEQUENCE, COMMIT_RECORD_LIST_TOO_LARGE, COMMIT_STORAGE_ERROR,
-    COMMIT_UNKNOWN_EPOCH, COMMIT_WRONG_POSITION, commit_result)
+    COMMIT_UNKNOWN_EPOCH, COMMIT_UNVERIFIED_TRANSACTION, COMMIT_WRONG_POSITION, commit_result)
 
 cdef class CommitKernel:
     cdef void* _state          # a kernel_state (state.pxd); void, so that users need not cimport it
 
     # Error codes.  Kafka's: 2 CORRUPT_MESSAGE, 10 MESSAGE_TOO_LARGE, 18 RECORD_LIST_TOO_LARGE, 32
     # INVALID_TIMESTAMP, 45 OUT_OF_ORDER_SEQUENCE_NUMBER, 46 DUPLICATE_SEQUENCE_NUMBER, 47
-    # INVALID_PRODUCER_EPOCH, 56 KAFKA_STORAGE_ERROR (out of memory), 74 FENCED_LEADER_EPOCH, 87
-    # INVALID_RECORD.  Inside kdirect: -2 NO_SPACE (the head has no room: roll, then repeat), -3
-    # WRONG_POSITION (not the tail), -4 NO_HEAD, -5 NOT_CONTIGUOUS, -6 UNKNOWN_EPOCH.
+    # INVALID_PRODUCER_EPOCH, 48 INVALID_TXN_STATE, 52 TRANSACTION_COORDINATOR_FENCED, 56
+    # KAFKA_STORAGE_ERROR (out of memory), 74 FENCED_LEADER_EPOCH, 87 INVALID_RECORD.  Inside
+    # kdirect: -2 NO_SPACE (the head has no room: roll, then repeat), -3
+    # WRONG_POSITION (not the tail), -4 NO_HEAD, -5 NOT_CONTIGUOUS, -6 UNKNOWN_EPOCH,
+    # -7 UNVERIFIED_TRANSACTION (nothing has changed: begin a verification, and repeat).
 
     # A request alone
 
@@ -65,8 +68,10 @@ cdef class CommitKernel:
     # Do commits leave the high watermark where it is?  Takes no lock.
     cdef bint c_gate_holds(self) noexcept nogil
     # Because the partition's gate moves it, and not the marks of replicas alone?  Takes no lock.
-    cdef int c_restore_batch(self, const batch_info* info, int64_t now_ms) noexcept nogil
-    # Recovery: note a batch that is in the log in the producer table, unchecked.  0 or ENOMEM.
+    cdef int c_restore_batch(self, const batch_info* info, const uint8_t* data, int64_t base,
+                             uint64_t position, int64_t now_ms) noexcept nogil
+    # Recovery: note a batch that is in the log, at `position` of the segment `base`, in the tables
+    # of producers and transactions, unchecked.  0 or ENOMEM.
 
     # Of the Python face
 

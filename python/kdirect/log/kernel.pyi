@@ -13,6 +13,7 @@ WRONG_POSITION: int
 NO_HEAD: int
 NOT_CONTIGUOUS: int
 UNKNOWN_EPOCH: int
+UNVERIFIED_TRANSACTION: int
 
 class CommitKernel:
     def __init__(

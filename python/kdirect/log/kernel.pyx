@@ -32,7 +32,8 @@ serve them all.
 
 With `hold_high_watermark`, commits do not move the marks; `kdirect.log.kernel_marks` does, when the
 partition's `AckGate` says so, or `kdirect.log.replica_marks`, while replicas are counted.  The
-producer table as a whole is read and replaced by `kdirect.log.kernel_producers`.
+producer table as a whole is read and replaced by `kdirect.log.kernel_producers`; what coordinators
+and readers of transactions need is `kdirect.log.kernel_transactions`.
 
 Threads: every method may be called from any thread.  Mapped memory handed to `install_head` must
 stay mapped until `seal_head` has returned; slots until they are detached, got their last update or
@@ -51,11 +52,13 @@ from kdirect.format.layout cimport SLOT_FLAG_REVOKED
 from kdirect.log.commit cimport (
     append_request, append_stamped, check_batches, clear_piece, clear_result,
     commit_request, commit_stamped, finish_request)
-from kdirect.log.producers cimport restore_batch
+from kdirect.log.producers cimport reserve_producers
 from kdirect.log.results cimport CommitResult, to_python
 from kdirect.log.slots cimport (
-    attach, cut_log, detach, drop_slots, move_to_end, publish, update_slots)
+    attach, cut_log, detach, drop_slots, finish_sealed, move_to_end, publish, update_slots)
 from kdirect.log.state cimport kernel_state, mark_t
+from kdirect.log.transactions cimport (
+    note_batch, reserve_transactions, settle_stable, start_transactions_at)
 from kdirect.machine cimport (
     pthread_mutex_destroy, pthread_mutex_init, pthread_mutex_lock, pthread_mutex_unlock)
 
@@ -67,6 +70,7 @@ WRONG_POSITION = COMMIT_WRONG_POSITION
 NO_HEAD = COMMIT_NO_HEAD
 NOT_CONTIGUOUS = COMMIT_NOT_CONTIGUOUS
 UNKNOWN_EPOCH = COMMIT_UNKNOWN_EPOCH
+UNVERIFIED_TRANSACTION = COMMIT_UNVERIFIED_TRANSACTION
 
 cdef enum:
     INLINE_BATCHES = 32
@@ -114,6 +118,8 @@ cdef class CommitKernel:
             free(s.slots)
             free(s.sealed)
             free(s.producers.entries)
+            free(s.transactions)
+            free(s.aborted)
             free(s)
 
     # C face
@@ -181,11 +187,16 @@ cdef class CommitKernel:
     cdef bint c_gate_holds(self) noexcept nogil:
         return (<kernel_state*> self._state).gate_holds
 
-    cdef int c_restore_batch(self, const batch_info* info, int64_t now_ms) noexcept nogil:
+    cdef int c_restore_batch(self, const batch_info* info, const uint8_t* data, int64_t base,
+                             uint64_t position, int64_t now_ms) noexcept nogil:
         cdef kernel_state* s = <kernel_state*> self._state
         cdef int error
         pthread_mutex_lock(&s.lock)
-        error = restore_batch(&s.producers, info, now_ms)
+        error = reserve_producers(&s.producers, 1)
+        if error == 0:
+            error = reserve_transactions(s, 1)
+        if error == 0:
+            note_batch(s, info, data, base, position, now_ms)
         pthread_mutex_unlock(&s.lock)
         return error
 
@@ -319,7 +330,9 @@ cdef class CommitKernel:
                  int32_t epoch, *, bint empty=False):
         """There is no head: the log now ends before `offset`, at `position` of that segment, the
         last or a sealed one; `epoch` is that of its last batch, and the kernel's.  Slots are
-        revoked, producers forgotten.  `empty`: no record is left; a log start below stays."""
+        revoked, producers and transactions forgotten, until `load_producers` has told of them, and
+        `settle_transactions`: the last stable offset does not move before.  `empty`: no record is
+        left; a log start below stays."""
         cdef kernel_state* s = <kernel_state*> self._state
         cdef bint refused
         cdef int64_t last
@@ -344,6 +357,10 @@ cdef class CommitKernel:
             pthread_mutex_lock(&s.lock)
             if s.log_start < offset <= s.log_end:
                 s.log_start = offset
+                if s.transactions_count:
+                    start_transactions_at(s)
+                    settle_stable(s)
+                    finish_sealed(s)
                 update_slots(s)
             pthread_mutex_unlock(&s.lock)
 
@@ -466,4 +483,5 @@ cdef class CommitKernel:
             "log_duplicates": s.duplicates, "log_refused": s.refused, "log_commit_runs": s.runs,
             "log_slot_updates": s.slot_updates, "log_producers": s.producers.count,
             "log_slots": s.slots_count,
+            "log_open_transactions": s.transactions_count - s.transactions_ended,
         }

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from kdirect.errors import LogError
 from kdirect.log import checkpoint, producer_state
+from kdirect.log.clock import now_ms
 from kdirect.log.kernel_head import freeze_head
-from kdirect.log.kernel_producers import set_producers
+from kdirect.log.producer_history import restore_state
 from kdirect.log.replica_log import ReplicaLog
 from kdirect.log.rolling import log
 from kdirect.log.segment import Segment
@@ -147,4 +148,5 @@ class LogAgreement(ReplicaLog):
         checkpoint.sync_directory(self.directory)
         self.write_checkpoints()
         self._start_on_disk = -1  # it may have gone back
-        set_producers(self.kernel, producers)
+        self._aborted.cut(offset)
+        restore_state(self.kernel, producers, offset, self._segments, now_ms())

@@ -429,9 +429,9 @@ def first_timestamp(uint64_t address, uint64_t end):
 
 
 def restore_producers(CommitKernel kernel, uint64_t address, uint64_t start, uint64_t end,
-                      int64_t from_offset, int64_t now_ms, known):
+                      int64_t base, int64_t from_offset, int64_t now_ms, known):
     """Walk over [start, end) and note its batches at `from_offset` or higher in the kernel's
-    producer table.  CRCs are checked."""
+    tables of producers and transactions; `base` is the segment's base offset.  CRCs are checked."""
     cdef walk_t w
     cdef int code = CHAIN_OK, error = 0
     _start(&w, address, start, end, known)
@@ -441,7 +441,7 @@ def restore_producers(CommitKernel kernel, uint64_t address, uint64_t start, uin
             if code != CHAIN_OK:
                 break
             if w.info.base_offset >= from_offset:
-                error = kernel.c_restore_batch(&w.info, now_ms)
+                error = kernel.c_restore_batch(&w.info, w.data + w.at, base, w.at, now_ms)
             w.at += w.info.size
     if error:
         raise MemoryError()

@@ -35,6 +35,7 @@ import threading
 import uuid
 from bisect import bisect_right
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
@@ -46,6 +47,7 @@ from kdirect.errors import (
     StorageFullError,
 )
 from kdirect.log import checkpoint, reading, time_lookup
+from kdirect.log.aborted_index import AbortedFiles
 from kdirect.log.ack_gate import AckGate
 from kdirect.log.clock import now_ms as now_ms
 from kdirect.log.config import NEVER, LogConfig
@@ -56,6 +58,7 @@ from kdirect.log.head import SPARE_WITHIN_S, SpareHead
 from kdirect.log.kernel import NO_HEAD, NO_SPACE, CommitKernel
 from kdirect.log.kernel_head import freeze_head
 from kdirect.log.kernel_producers import known_producers
+from kdirect.log.kernel_transactions import append_marker
 from kdirect.log.log_agreement import LogAgreement
 from kdirect.log.results import CommitResult
 from kdirect.log.retention import expired, expired_locally
@@ -86,6 +89,7 @@ class Partition(LogAgreement):
         recovery_point: int,
         epochs: list[tuple[int, int]],
         dense_from: int = 0,
+        aborted: AbortedFiles | None = None,
     ) -> None:
         self.topic_partition = topic_partition
         self.directory = directory
@@ -110,6 +114,7 @@ class Partition(LogAgreement):
         self.write_log_starts: Callable[[], None] = lambda: None
         self._set_segments(tuple(segments))
         self._epochs = LeaderEpochs(directory, epochs)
+        self._aborted = AbortedFiles(directory) if aborted is None else aborted
         self._last_flush_ms = now_ms()
         self._closed = False
         self._cut_failure: LogError | None = None
@@ -229,6 +234,20 @@ class Partition(LogAgreement):
         if self._is_copy:
             self._check_led()
         result = self.kernel.append(data, at_ms)
+        return None if result.error in (NO_SPACE, NO_HEAD) else result
+
+    def append_marker(self, batch: bytes, at_ms: int | None = None) -> AppendResult:
+        """End a producer's transaction by a marker of its coordinator, made by `marker_batch`, as
+        `append` does a request; see `kdirect.log.kernel_transactions.append_marker`."""
+        with self._append_lock:
+            self._check_led()
+            return self._append(partial(append_marker, self.kernel), batch, at_ms)
+
+    def append_marker_nowait(self, batch: bytes, at_ms: int) -> AppendResult | None:
+        """The same as `append_nowait` is of `append`."""
+        if self._is_copy:
+            self._check_led()
+        result = append_marker(self.kernel, batch, at_ms)
         return None if result.error in (NO_SPACE, NO_HEAD) else result
 
     def acknowledgements_wait(self) -> bool:

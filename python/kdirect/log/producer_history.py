@@ -1,6 +1,6 @@
-"""The producer table of a partition, from its snapshots and its batches.
+"""The tables of producers and transactions of a partition, from its snapshots and its batches.
 
-Law of the room: reads files, changes only the kernel's table, and removes snapshots that must not
+Law of the room: reads files, changes only the kernel's tables, and removes snapshots that must not
 be found again.  Called while nothing is appended: when a partition is opened, and after its log was
 cut.  `snapshot_at` alone changes nothing and may be called at any time.
 """
@@ -16,10 +16,16 @@ from kdirect.log import producer_state
 from kdirect.log.clock import now_ms
 from kdirect.log.kernel import CommitKernel
 from kdirect.log.kernel_producers import known_producers, set_producers
+from kdirect.log.kernel_transactions import (
+    first_unstable_segment,
+    restore_transactions,
+    settle_transactions,
+)
 from kdirect.log.mapped import restore_producers
 from kdirect.log.producers import ProducerEntry
 from kdirect.log.segment import Segment
 from kdirect.log.segment_search import chain, corrupt, last_indexed, locate, position_for
+from kdirect.log.views import SealedSegment
 
 log = logging.getLogger("kdirect.log")
 
@@ -35,7 +41,7 @@ def load_producers(
     start_offset: int,
     end_offset: int,
 ) -> None:
-    """Fill the kernel's table from the newest sound snapshot at or below `end_offset`, the batches
+    """Fill the kernel's tables from the newest sound snapshot at or below `end_offset`, the batches
     after it, and, for the four batches of a producer that Kafka's format leaves out, the batches
     just before it.  Snapshots above `end_offset` and damaged ones are removed.  `files` are the
     names in the directory."""
@@ -46,8 +52,61 @@ def load_producers(
     entries = [e._replace(timestamp_ms=min(e.timestamp_ms, now)) for e in entries]
     if entries:
         entries = _with_history(entries, segments, offset)
+    restore_state(kernel, entries, offset, segments, now)
+
+
+def restore_state(
+    kernel: CommitKernel,
+    entries: Sequence[ProducerEntry],
+    offset: int,
+    segments: Sequence[Segment],
+    now: int,
+) -> None:
+    """Fill the kernel's tables from what was known at `offset` and the batches after it, and let
+    the last stable offset follow from them."""
+    entries = [_sound(e, offset) for e in entries]
     set_producers(kernel, entries)
+    restore_transactions(kernel, offset, _points(entries, segments))
     _add_batches(kernel, segments, offset, now)
+    unstable = first_unstable_segment(kernel)
+    settle_transactions(
+        kernel,
+        [
+            SealedSegment(s.base_offset, s.size, s.end_offset)
+            for s in segments[:-1]
+            if 0 <= unstable <= s.base_offset
+        ],
+    )
+
+
+def _sound(entry: ProducerEntry, offset: int) -> ProducerEntry:
+    """Without an open transaction that would begin at or above the snapshot's own offset."""
+    if -1 <= entry.transaction_start < offset:
+        return entry
+    return entry._replace(transaction_start=-1)
+
+
+def _points(
+    entries: Sequence[ProducerEntry], segments: Sequence[Segment]
+) -> list[tuple[int, int, int, int]]:
+    """(producer id, first offset, segment, position) of the transactions that a snapshot has open.
+    One that begins before the first segment, or where a segment is damaged, lies at the segment's
+    start."""
+    points = []
+    for entry in entries:
+        first = entry.transaction_start
+        if first < 0:
+            continue
+        holding = [s for s in segments if s.base_offset <= first]
+        segment = holding[-1] if holding else segments[0]
+        position = 0
+        if holding and segment.size:
+            try:
+                position, _ = locate(segment, first)
+            except CorruptLogError as e:
+                log.warning("a transaction holds readers back by more than itself: %s", e)
+        points.append((entry.producer_id, first, segment.base_offset, position))
+    return points
 
 
 def snapshot_at(directory: Path, segments: Sequence[Segment], offset: int) -> bytes:
@@ -88,6 +147,7 @@ def _add_batches(kernel: CommitKernel, segments: Sequence[Segment], offset: int,
                 segment.address,
                 start,
                 size,
+                segment.base_offset,
                 offset,
                 now,
                 chain(segment, expected, segment_end),
@@ -118,7 +178,9 @@ def _with_history(
     try:
         stop = position_for(segment, offset)
         start, known = last_indexed(segment, max(0, stop - PRODUCER_HISTORY_BYTES))
-        walk = restore_producers(seen, segment.address, start, stop, 0, 0, known)
+        walk = restore_producers(
+            seen, segment.address, start, stop, segment.base_offset, 0, 0, known
+        )
         if walk.fault:
             raise corrupt(segment, walk)
     except CorruptLogError as e:

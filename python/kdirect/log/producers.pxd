@@ -1,5 +1,5 @@
 """Idempotent producers: see producers.pyx."""
-from libc.stdint cimport int16_t, int32_t, int64_t, uint16_t, uint32_t
+from libc.stdint cimport int16_t, int32_t, int64_t, uint16_t, uint32_t, uint64_t
 
 from kdirect.format.batch cimport batch_info
 
@@ -21,6 +21,11 @@ cdef struct producer_state:
                               # all before the remembered ones were taken
     int16_t epoch             # -1: nothing known of it
     uint16_t count
+    # whether it may open a transaction here (KIP-890)
+    uint64_t ticket           # of the verification that was begun, 0: none
+    int32_t least_sequence    # that a batch had since then
+    int16_t ticket_epoch
+    bint admitted             # its coordinator has confirmed the transaction
     batch_seen seen[REMEMBERED]   # oldest first
 
 cdef struct producer_table:

@@ -55,7 +55,7 @@ cdef producer_state* place_of(producer_state* table, uint32_t capacity, int64_t 
 
 cdef int rebuild(producer_table* t, uint32_t capacity, int64_t drop_before_ms) noexcept nogil:
     """Move the table to `capacity` entries, without producers that last appended before
-    `drop_before_ms`."""
+    `drop_before_ms`, unless they have a transaction open."""
     cdef producer_state* table = <producer_state*> malloc(capacity * sizeof(producer_state))
     cdef uint32_t i, kept = 0
     if table == NULL:
@@ -63,7 +63,8 @@ cdef int rebuild(producer_table* t, uint32_t capacity, int64_t drop_before_ms) n
     for i in range(capacity):
         table[i].id = -1
     for i in range(t.capacity):
-        if t.entries[i].id != -1 and t.entries[i].last_time_ms >= drop_before_ms:
+        if t.entries[i].id != -1 and (t.entries[i].last_time_ms >= drop_before_ms
+                                         or t.entries[i].transaction_start != -1):
             place_of(table, capacity, t.entries[i].id)[0] = t.entries[i]
             kept += 1
     free(t.entries)
@@ -293,6 +294,8 @@ cdef list entries_of(const producer_state* states, uint32_t n):
     out = []
     for i in range(n):
         p = &states[i]
+        if p.epoch == -1:
+            continue                     # it has nothing but a ticket
         out.append(ProducerEntry(
             p.id, p.epoch, p.last_time_ms, p.coordinator_epoch, p.transaction_start,
             tuple([(p.seen[k].first_sequence, p.seen[k].last_sequence, p.seen[k].base_offset,

@@ -17,7 +17,8 @@ After a crash, in order:
    The log is cut at the first batch that is not whole, not committed, or not the next in offsets;
    what follows in that file becomes zeros, and later segments are renamed to ``.corrupt``.  Both
    indexes are rebuilt.
-4. The producer table comes from the newest sound snapshot and the batches after it.
+4. The producer table and the transactions come from the newest sound snapshot and the batches after
+   it; aborted transactions before it from ``.txnindex`` files.
 5. What was kept is synced, so that nobody reads a record that a second crash would take away.
 
 Files are not shortened after a crash, because clients of the broker that died may still map them: a
@@ -35,11 +36,13 @@ from typing import NamedTuple
 from kdirect.errors import CorruptLogError
 from kdirect.format import layout
 from kdirect.log import checkpoint
+from kdirect.log.aborted_index import AbortedFiles
 from kdirect.log.compacting import finish_swaps
 from kdirect.log.config import PAGE_BYTES, LogConfig, kernel_settings
 from kdirect.log.epochs import epoch_at
 from kdirect.log.index import OffsetIndex, TimeIndex
 from kdirect.log.kernel import CommitKernel
+from kdirect.log.kernel_transactions import load_aborted_index
 from kdirect.log.mapped import (
     Chain,
     Walk,
@@ -52,7 +55,14 @@ from kdirect.log.producer_history import load_producers
 from kdirect.log.recovered_epochs import load_epochs
 from kdirect.log.recovered_indexes import check_index_files, rebuild_indexes, write_indexes
 from kdirect.log.scan import scan_segment
-from kdirect.log.segment import LOG_SUFFIX, SUFFIXES, TEMPORARY_SUFFIX, Segment, file_name
+from kdirect.log.segment import (
+    LOG_SUFFIX,
+    SUFFIXES,
+    TEMPORARY_SUFFIX,
+    TRANSACTION_SUFFIX,
+    Segment,
+    file_name,
+)
 from kdirect.log.segment_search import last_indexed
 from kdirect.model import TopicPartition
 
@@ -103,7 +113,8 @@ def load_partition(
     epochs = load_epochs(
         found.directory, found.files, segments, start_offset, sync_name=found.known is not None
     )
-    kernel = _load_kernel(found, segments, start_offset, epochs)
+    aborted = AbortedFiles(directory)
+    kernel = _load_kernel(found, segments, start_offset, epochs, aborted)
     partition = Partition(
         topic_partition,
         directory,
@@ -114,6 +125,7 @@ def load_partition(
         recovery_point=segments[-1].end_offset,
         epochs=epochs,
         dense_from=dense_from,
+        aborted=aborted,
     )
     if high_watermark is not None:
         partition.hold_readers_at(high_watermark)
@@ -215,7 +227,11 @@ def _note_gaps(found: _Found, segments: list[Segment]) -> int:
 
 
 def _load_kernel(
-    found: _Found, segments: list[Segment], start_offset: int, epochs: list[tuple[int, int]]
+    found: _Found,
+    segments: list[Segment],
+    start_offset: int,
+    epochs: list[tuple[int, int]],
+    aborted: AbortedFiles,
 ) -> CommitKernel:
     """A kernel that goes on where the last segment ends, with the producers that it knew."""
     end_offset = segments[-1].end_offset
@@ -228,7 +244,16 @@ def _load_kernel(
         last_epoch=epoch_at(epochs, end_offset - 1),
         **kernel_settings(found.config),
     )
-    load_producers(kernel, found.directory, found.files, segments, start_offset, end_offset)
+    entries, damaged = aborted.read(found.files, segments)
+    load_aborted_index(kernel, entries)
+    load_producers(
+        kernel,
+        found.directory,
+        found.files,
+        segments,
+        start_offset,
+        end_offset if damaged is None else min(damaged, end_offset),
+    )
     return kernel
 
 
@@ -256,7 +281,7 @@ def _find_segments(directory: Path, files: list[str]) -> list[int]:
     for name in files:
         if name.endswith(_LEFTOVERS):
             (directory / name).unlink(missing_ok=True)
-        elif name.endswith(SUFFIXES):
+        elif name.endswith((*SUFFIXES, TRANSACTION_SUFFIX)):
             stem, _, suffix = name.rpartition(".")
             if len(stem) != 20 or not stem.isdigit():
                 raise CorruptLogError(
@@ -540,5 +565,5 @@ def _set_aside(directory: Path, bases: list[int]) -> None:
     for base in bases:
         path = directory / file_name(base, LOG_SUFFIX)
         os.rename(path, path.with_name(path.name + CORRUPT_SUFFIX))
-        for suffix in (OffsetIndex.suffix, TimeIndex.suffix):
+        for suffix in (OffsetIndex.suffix, TimeIndex.suffix, TRANSACTION_SUFFIX):
             (directory / file_name(base, suffix)).unlink(missing_ok=True)

@@ -9,6 +9,7 @@ cdef enum:
     COMMIT_NO_HEAD = -4             # no preallocated head: ensure_head, then repeat
     COMMIT_NOT_CONTIGUOUS = -5      # a stamped batch does not begin at the log end offset
     COMMIT_UNKNOWN_EPOCH = -6       # a stamped batch of a leadership not told to the kernel
+    COMMIT_UNVERIFIED_TRANSACTION = -7  # its coordinator has not confirmed it: verify, then repeat
     COMMIT_CORRUPT_MESSAGE = 2
     COMMIT_MESSAGE_TOO_LARGE = 10
     COMMIT_RECORD_LIST_TOO_LARGE = 18
@@ -16,6 +17,8 @@ cdef enum:
     COMMIT_OUT_OF_ORDER_SEQUENCE = 45
     COMMIT_DUPLICATE_SEQUENCE = 46  # appended before, too long ago to know its offset
     COMMIT_INVALID_PRODUCER_EPOCH = 47
+    COMMIT_INVALID_TXN_STATE = 48
+    COMMIT_COORDINATOR_FENCED = 52  # TRANSACTION_COORDINATOR_FENCED
     COMMIT_STORAGE_ERROR = 56
     COMMIT_FENCED_LEADER_EPOCH = 74 # granted, or stamped, under an earlier leadership
     COMMIT_INVALID_RECORD = 87

@@ -11,7 +11,8 @@ cimport cython
 cdef class CommitResult:
     """Outcome of one request.  `error` 0: committed (or, with `duplicate`, committed before);
     otherwise Kafka's error code, or one of NO_SPACE, WRONG_POSITION, NO_HEAD, NOT_CONTIGUOUS,
-    UNKNOWN_EPOCH of `kdirect.log.kernel`.  Offsets are -1 after an error."""
+    UNKNOWN_EPOCH, UNVERIFIED_TRANSACTION of `kdirect.log.kernel`.  Offsets are -1 after an
+    error."""
 
     def __repr__(self):
         return (f"CommitResult(error={self.error}, base_offset={self.base_offset},"

@@ -26,6 +26,7 @@ from typing import Any
 from kdirect.errors import ClosedError, LogError, StorageFullError
 from kdirect.failpoints import reached
 from kdirect.log import producer_state
+from kdirect.log.aborted_index import AbortedFiles
 from kdirect.log.ack_gate import AckGate
 from kdirect.log.clock import now_ms
 from kdirect.log.config import PAGE_BYTES, LogConfig
@@ -42,6 +43,7 @@ from kdirect.log.head import PreparedHead, SpareHead, cannot_allocate, reopen_as
 from kdirect.log.kernel import NO_HEAD
 from kdirect.log.kernel_head import freeze_head, roll_without_head, thaw_head
 from kdirect.log.kernel_producers import known_producers
+from kdirect.log.kernel_transactions import forget_aborted
 from kdirect.log.mapped import first_timestamp
 from kdirect.log.producers import ProducerEntry
 from kdirect.log.retention import count_below
@@ -61,6 +63,7 @@ class Rolling(Tiering):
     on_roll: list[RollCallback]
     before_give_back: list[Callable[[Any], bool]]
     gate: AckGate
+    _aborted: AbortedFiles
     write_checkpoints: Callable[[], None]
     _cut_at: Callable[[int, int], int]  # of `kdirect.log.cutting`: moves a head to another file
     _flush_lock: threading.Lock
@@ -495,6 +498,7 @@ class Rolling(Tiering):
             segment.delete()
             reached("after a local deletion")
         producer_state.delete_before(self.directory, self._bases[0])
+        forget_aborted(self.kernel, self._bases[0])
         self._trim_epochs()
         self._disk.directory_changed = True
         return count
@@ -509,8 +513,10 @@ class Rolling(Tiering):
     def _snapshot_producers(
         self, entries: list[ProducerEntry], offset: int, *, sync: bool = False
     ) -> None:
-        """Best effort: without a snapshot the next start reads more of the log."""
+        """Best effort: without a snapshot the next start reads more of the log.  The aborted index
+        is on disk before it."""
         try:
+            self._aborted.write(self.kernel, self._segments)
             producer_state.write_snapshot(self.directory, offset, entries, sync=sync)
         except OSError as e:
             log.warning("cannot write the producer snapshot of %s: %s", self.topic_partition, e)

@@ -46,6 +46,7 @@ log = logging.getLogger("kdirect.log")
 
 LOG_SUFFIX = ".log"
 SUFFIXES = (LOG_SUFFIX, OffsetIndex.suffix, TimeIndex.suffix)
+TRANSACTION_SUFFIX = ".txnindex"  # only beside segments that have aborted transactions
 TEMPORARY_SUFFIX = ".tmp"
 IDLE_MAPPINGS = 32
 
@@ -562,6 +563,7 @@ class Segment:
         with self._lock:
             self.deleted = True
             detached = self._detach_if_unused()
-        for path in (self.path, self.offset_index.path, self.time_index.path):
+        aborted = self.directory / file_name(self.base_offset, TRANSACTION_SUFFIX)
+        for path in (self.path, self.offset_index.path, self.time_index.path, aborted):
             path.unlink(missing_ok=True)
         self._end(detached)

@@ -20,15 +20,16 @@ cdef int end_segment(kernel_state* s) noexcept nogil
 cdef bint is_point(const kernel_state* s, const mark_t* mark) noexcept nogil
 # Is it a point of this log, of the last segment or of one in `sealed`?
 cdef void move_marks(kernel_state* s, const mark_t* mark) noexcept nogil
-# Make everything below a point of this log readable and stable.  The slots are to be updated after.
+# Make everything below a point of this log readable, and stable where no transaction holds that
+# back.  The slots are to be updated after.
 cdef void move_to_end(kernel_state* s) noexcept nogil
-# Make everything readable and stable.
+# The same, of the log's end.
 cdef void finish_sealed(kernel_state* s) noexcept nogil
 # Forget the sealed segments below the marks; their slots get their last update.
 cdef int remember_sealed(kernel_state* s, int64_t base, uint64_t size,
                          int64_t end_offset) noexcept nogil
-# Note a sealed segment that a mark may lie in; the callers go from the lowest to the highest.  0 or
-# ENOMEM.
+# Note a sealed segment that a mark may lie in, unless it is noted: 0 or ENOMEM.
 cdef void cut_log(kernel_state* s, const mark_t* end, int32_t epoch, bint empty) noexcept nogil
 # There is no head.  The log ends at that point of the last segment, or of a sealed one; `epoch` is
-# that of its last batch.  Slots are revoked, producers forgotten.  `empty`: no record is left.
+# that of its last batch.  Slots are revoked, producers and
+# transactions forgotten.  `empty`: no record is left.

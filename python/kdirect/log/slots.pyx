@@ -29,6 +29,7 @@ from kdirect.format.layout cimport (
     SLOT_UPDATE_COUNT)
 from kdirect.log.producers cimport forget_producers
 from kdirect.log.state cimport kernel_state, mark_t, sealed_t, slot_entry
+from kdirect.log.transactions cimport cut_transactions, settle_stable
 
 cdef extern from "crc32c.h" nogil:
     uint32_t kd_crc32c(uint32_t crc, const void* data, size_t n)
@@ -156,7 +157,7 @@ cdef void drop_slots(kernel_state* s, uint16_t flags, int64_t base) noexcept nog
 cdef int remember_sealed(kernel_state* s, int64_t base, uint64_t size,
                          int64_t end_offset) noexcept nogil:
     cdef sealed_t* grown
-    cdef uint32_t capacity
+    cdef uint32_t capacity, at, i
     if s.sealed_count == s.sealed_capacity:
         capacity = s.sealed_capacity * 2 if s.sealed_capacity else 4
         grown = <sealed_t*> realloc(s.sealed, capacity * sizeof(sealed_t))
@@ -164,9 +165,16 @@ cdef int remember_sealed(kernel_state* s, int64_t base, uint64_t size,
             return ENOMEM
         s.sealed = grown
         s.sealed_capacity = capacity
-    s.sealed[s.sealed_count].base = base
-    s.sealed[s.sealed_count].size = size
-    s.sealed[s.sealed_count].end_offset = end_offset
+    at = s.sealed_count
+    while at > 0 and s.sealed[at - 1].base >= base:
+        at -= 1
+        if s.sealed[at].base == base:
+            return 0
+    for i in range(s.sealed_count, at, -1):
+        s.sealed[i] = s.sealed[i - 1]
+    s.sealed[at].base = base
+    s.sealed[at].size = size
+    s.sealed[at].end_offset = end_offset
     s.sealed_count += 1
     return 0
 
@@ -222,10 +230,8 @@ cdef bint is_point(const kernel_state* s, const mark_t* mark) noexcept nogil:
 
 
 cdef void move_marks(kernel_state* s, const mark_t* mark) noexcept nogil:
-    # Without transactions everything readable is stable; an open transaction will hold the second
-    # one back.
     s.readable = mark[0]
-    s.stable = mark[0]
+    settle_stable(s)
     if s.sealed_count:
         finish_sealed(s)
 
@@ -249,6 +255,7 @@ cdef void cut_log(kernel_state* s, const mark_t* end, int32_t epoch, bint empty)
         s.readable = end[0]
     if empty or s.stable.offset >= end.offset:
         s.stable = end[0]
+    cut_transactions(s, end.offset, empty)
     if empty or s.disk.offset >= end.offset:
         s.disk = end[0]
     if s.log_start > end.offset:

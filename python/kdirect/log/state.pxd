@@ -1,6 +1,7 @@
 """The state of a commit kernel, and the points in the log that it keeps.
 
-Law: only the modules of the kernel (`kernel`, `commit`, `slots`) touch it, with its mutex held.
+Law: only the modules of the kernel (`kernel`, `commit`, `slots`, `transactions`) touch it, with its
+mutex held.
 """
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
@@ -17,6 +18,18 @@ cdef struct sealed_t:         # a sealed segment with records above the stable m
     int64_t base
     uint64_t size
     int64_t end_offset
+
+cdef struct transaction_t:    # one that is open, or whose marker may not be read yet
+    int64_t producer_id
+    int64_t first_offset
+    int64_t marker            # offset of its marker; -1: it is open
+    mark_t start              # where its first batch begins, or the log, if that begins after it
+
+cdef struct aborted_t:        # an entry of the aborted index
+    int64_t producer_id
+    int64_t first_offset
+    int64_t last_offset       # of the marker
+    int64_t stable_offset
 
 cdef struct slot_entry:
     uint8_t* slot
@@ -76,6 +89,16 @@ cdef struct kernel_state:
     bint dirty                # slots do not show the last commits; never while the mutex is free
     # producers
     producer_table producers
+    # transactions
+    transaction_t* transactions     # by first offset
+    uint32_t transactions_count
+    uint32_t transactions_capacity
+    uint32_t transactions_ended     # of these
+    bint transactions_unknown       # the log was cut, and they are not known yet: stable stands
+    aborted_t* aborted              # by the offset of the marker
+    uint32_t aborted_count
+    uint32_t aborted_capacity
+    uint64_t tickets                # of verifications so far
     # the request under way
     batch_info* infos
     uint32_t infos_count

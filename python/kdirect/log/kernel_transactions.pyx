@@ -1,0 +1,277 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
+"""Transactions of a kernel, for coordinators, readers and recovery.
+
+Owns what is done with a kernel's transactions from outside of a commit, under the kernel's mutex:
+markers, verifications (KIP-890), looks at what is open and what was aborted, and what recovery
+tells.  The rules are `kdirect.log.transactions`; the files are `kdirect.log.aborted_index`.
+"""
+
+from cpython.bytes cimport PyBytes_FromStringAndSize
+from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.string cimport memmove
+
+from kdirect.log.commit cimport append_marker as append_to
+from kdirect.log.commit cimport clear_result, finish_request
+from kdirect.log.kernel cimport CommitKernel
+from kdirect.log.producers cimport (
+    find_producer, producer_state, reserve_producers, start_producer, store_producer)
+from kdirect.log.results cimport (
+    COMMIT_INVALID_PRODUCER_EPOCH, COMMIT_INVALID_RECORD, COMMIT_OK, COMMIT_STORAGE_ERROR,
+    commit_result, to_python)
+from kdirect.log.slots cimport finish_sealed, remember_sealed, update_slots
+from kdirect.log.state cimport aborted_t, kernel_state, mark_t
+from kdirect.log.transactions cimport (
+    MARKER_BYTES, begin_transaction, keep_ended, reserve_transactions, settle_stable,
+    start_transactions_at, write_marker)
+from kdirect.machine cimport pthread_mutex_lock, pthread_mutex_unlock
+
+from typing import NamedTuple
+
+from kdirect.format.segment_files import AbortedTransaction
+
+
+class OpenTransaction(NamedTuple):
+    """A transaction that holds the last stable offset back.  `marker_offset` -1: it is open; else
+    its marker is in the log, and not below the high watermark."""
+
+    producer_id: int
+    first_offset: int
+    marker_offset: int
+
+
+# -- for coordinators, and for who appends ---------------------------------------------------------
+
+def marker_batch(int64_t producer_id, int16_t producer_epoch, int32_t coordinator_epoch,
+                 bint commit, int64_t now_ms):
+    """The control batch of one end-of-transaction marker, for `append_marker`: bytes."""
+    cdef uint8_t marker[MARKER_BYTES]
+    write_marker(marker, producer_id, producer_epoch, coordinator_epoch, commit, now_ms)
+    return PyBytes_FromStringAndSize(<const char*> marker, MARKER_BYTES)
+
+
+def append_marker(CommitKernel kernel, const uint8_t[::1] batch, int64_t now_ms):
+    """End the transaction of a producer by a marker (`marker_batch`), which is appended although
+    nothing is open: a CommitResult.  INVALID_PRODUCER_EPOCH, TRANSACTION_COORDINATOR_FENCED;
+    NO_SPACE and NO_HEAD as of an append."""
+    cdef kernel_state* s = <kernel_state*> kernel._state
+    cdef commit_result r
+    cdef int error
+    clear_result(&r)
+    with nogil:
+        kernel.c_begin()
+        if batch.shape[0] == 0 or batch.shape[0] > MARKER_BYTES:
+            error = COMMIT_INVALID_RECORD
+        else:
+            error = append_to(s, &batch[0], <uint32_t> batch.shape[0], now_ms, &r)
+        finish_request(s, error, &r)
+        kernel.c_end()
+    return to_python(&r)
+
+
+def begin_verification(CommitKernel kernel, int64_t producer_id, int16_t producer_epoch,
+                       int32_t sequence, int64_t now_ms):
+    """Before a coordinator is asked whether this partition belongs to a producer's transaction:
+    (error, ticket).  `sequence` is the first one of the batch that asks.  Ticket 0: nothing is to
+    be asked, because the transaction is open here, or admitted.  INVALID_PRODUCER_EPOCH.  Whoever
+    asks at the same time gets the same ticket; a marker makes it worthless."""
+    cdef kernel_state* s = <kernel_state*> kernel._state
+    cdef producer_state* known
+    cdef producer_state entry
+    cdef int error = COMMIT_OK
+    cdef uint64_t ticket = 0
+    with nogil:
+        pthread_mutex_lock(&s.lock)
+        known = find_producer(&s.producers, producer_id)
+        if known == NULL:
+            if producer_id < 0 or reserve_producers(&s.producers, 1) != 0:
+                error = COMMIT_STORAGE_ERROR
+            else:
+                start_producer(&entry, producer_id)
+                entry.last_time_ms = now_ms
+                store_producer(&s.producers, &entry)
+                known = find_producer(&s.producers, producer_id)
+        if known != NULL:
+            if producer_epoch < known.epoch or (
+                    known.ticket and producer_epoch < known.ticket_epoch):
+                error = COMMIT_INVALID_PRODUCER_EPOCH
+            elif known.transaction_start == -1 or known.epoch != producer_epoch:
+                if known.ticket == 0 or known.ticket_epoch != producer_epoch:
+                    s.tickets += 1
+                    known.ticket = s.tickets
+                    known.ticket_epoch = producer_epoch
+                    known.admitted = False
+                    known.least_sequence = sequence
+                elif sequence < known.least_sequence:
+                    known.least_sequence = sequence
+                if not known.admitted:
+                    ticket = known.ticket
+        pthread_mutex_unlock(&s.lock)
+    return error, ticket
+
+
+def admit_transaction(CommitKernel kernel, int64_t producer_id, int16_t producer_epoch,
+                      uint64_t ticket):
+    """The coordinator has said that this partition belongs to the producer's transaction, after
+    `begin_verification` gave that ticket: its next batches open it.  False, and nothing has
+    changed: a marker has come since, or the producer goes on in another epoch."""
+    cdef kernel_state* s = <kernel_state*> kernel._state
+    cdef producer_state* known
+    cdef bint admitted
+    with nogil:
+        pthread_mutex_lock(&s.lock)
+        known = find_producer(&s.producers, producer_id)
+        admitted = (known != NULL and ticket != 0 and known.ticket == ticket
+                    and known.ticket_epoch == producer_epoch)
+        if admitted:
+            known.admitted = True
+        pthread_mutex_unlock(&s.lock)
+    return admitted
+
+
+# -- looks -----------------------------------------------------------------------------------------
+
+def unstable_transactions(CommitKernel kernel):
+    """The transactions that hold the last stable offset back, as OpenTransaction, by their first
+    offsets."""
+    cdef kernel_state* s = <kernel_state*> kernel._state
+    cdef uint32_t i
+    out = []
+    pthread_mutex_lock(&s.lock)
+    try:
+        for i in range(s.transactions_count):
+            out.append(OpenTransaction(s.transactions[i].producer_id,
+                                       s.transactions[i].first_offset, s.transactions[i].marker))
+    finally:
+        pthread_mutex_unlock(&s.lock)
+    return out
+
+
+cdef uint32_t _first_at(const kernel_state* s, int64_t offset) noexcept nogil:
+    """The first entry of the aborted index whose marker is at `offset` or above."""
+    cdef uint32_t low = 0, high = s.aborted_count, middle
+    while low < high:
+        middle = low + (high - low) // 2
+        if s.aborted[middle].last_offset < offset:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+cdef _entry(const aborted_t* a):
+    return AbortedTransaction(a.producer_id, a.first_offset, a.last_offset, a.stable_offset)
+
+
+def aborted_transactions(CommitKernel kernel, int64_t start, int64_t end):
+    """The aborted transactions of which a reader of [start, end) has to know, as
+    AbortedTransaction, by their markers."""
+    cdef kernel_state* s = <kernel_state*> kernel._state
+    cdef uint32_t i
+    out = []
+    pthread_mutex_lock(&s.lock)
+    try:
+        for i in range(_first_at(s, start), s.aborted_count):
+            if s.aborted[i].first_offset < end:
+                out.append(_entry(&s.aborted[i]))
+            if s.aborted[i].stable_offset >= end:
+                break                   # no later one began below
+    finally:
+        pthread_mutex_unlock(&s.lock)
+    return out
+
+
+def aborted_index(CommitKernel kernel, int64_t start, int64_t end):
+    """The entries of the aborted index whose markers are at offsets in [start, end)."""
+    cdef kernel_state* s = <kernel_state*> kernel._state
+    cdef uint32_t i
+    pthread_mutex_lock(&s.lock)
+    try:
+        return [_entry(&s.aborted[i]) for i in range(_first_at(s, start), _first_at(s, end))]
+    finally:
+        pthread_mutex_unlock(&s.lock)
+
+
+# -- recovery --------------------------------------------------------------------------------------
+
+def load_aborted_index(CommitKernel kernel, entries):
+    """Recovery: what the files say, by markers."""
+    cdef kernel_state* s = <kernel_state*> kernel._state
+    cdef int error
+    for entry in entries:
+        pthread_mutex_lock(&s.lock)
+        error = reserve_transactions(s, 1)
+        if error == 0:
+            (s.aborted[s.aborted_count].producer_id, s.aborted[s.aborted_count].first_offset,
+             s.aborted[s.aborted_count].last_offset,
+             s.aborted[s.aborted_count].stable_offset) = entry
+            s.aborted_count += 1
+        pthread_mutex_unlock(&s.lock)
+        if error:
+            raise MemoryError()
+
+
+def forget_aborted(CommitKernel kernel, int64_t offset):
+    """The segments below `offset` are gone, and so is their part of the aborted index."""
+    cdef kernel_state* s = <kernel_state*> kernel._state
+    cdef uint32_t gone
+    with nogil:
+        pthread_mutex_lock(&s.lock)
+        gone = _first_at(s, offset)
+        if gone:
+            s.aborted_count -= gone
+            memmove(s.aborted, &s.aborted[gone], s.aborted_count * sizeof(aborted_t))
+        pthread_mutex_unlock(&s.lock)
+
+
+def restore_transactions(CommitKernel kernel, int64_t offset, points):
+    """Recovery: at `offset`, to which the producers of `set_producers` belong, these transactions
+    were open, (producer id, first offset, segment, position), and what is known of later markers
+    is forgotten.  The batches from there on tell the rest, and then
+    `settle_transactions`."""
+    cdef kernel_state* s = <kernel_state*> kernel._state
+    cdef mark_t start
+    cdef int error
+    pthread_mutex_lock(&s.lock)
+    keep_ended(s, offset)
+    s.transactions_unknown = True
+    s.aborted_count = _first_at(s, offset)
+    pthread_mutex_unlock(&s.lock)
+    for producer_id, first_offset, base, position in points:
+        start.base, start.position, start.offset = base, position, first_offset
+        pthread_mutex_lock(&s.lock)
+        error = reserve_transactions(s, 1)
+        if error == 0:
+            begin_transaction(s, producer_id, &start)
+        pthread_mutex_unlock(&s.lock)
+        if error:
+            raise MemoryError()
+
+
+def first_unstable_segment(CommitKernel kernel):
+    """Base offset of the segment in which the first transaction begins that is not stable; -1:
+    there is none."""
+    cdef kernel_state* s = <kernel_state*> kernel._state
+    cdef int64_t base
+    pthread_mutex_lock(&s.lock)
+    base = s.transactions[0].start.base if s.transactions_count else -1
+    pthread_mutex_unlock(&s.lock)
+    return base
+
+
+def settle_transactions(CommitKernel kernel, sealed):
+    """All transactions are known: from now on the last stable offset follows from them.  `sealed`
+    (SealedSegment) are the sealed segments from `first_unstable_segment` on."""
+    cdef kernel_state* s = <kernel_state*> kernel._state
+    segments = list(sealed)
+    pthread_mutex_lock(&s.lock)
+    try:
+        for segment in segments:
+            if remember_sealed(s, segment.base_offset, segment.size, segment.end_offset) != 0:
+                raise MemoryError()
+        s.transactions_unknown = False
+        start_transactions_at(s)
+        settle_stable(s)
+        finish_sealed(s)
+        update_slots(s)
+    finally:
+        pthread_mutex_unlock(&s.lock)
