@@ -153,15 +153,111 @@ REASONS: tuple[Reason, ...] = (
         "an operation that there is not",
         "It is refused by name; Kafka fails on it.",
     ),
+    Reason(
+        "IncrementalAlterConfigs",
+        "broker, unknown",
+        "*",
+        "a property that no broker has",
+        "An unknown name is an error; Kafka keeps it for plugins.",
+    ),
+    Reason(
+        "IncrementalAlterConfigs",
+        "metrics, *",
+        "*error_code",
+        "a bad property of a subscription",
+        "INVALID_CONFIG is the code of every bad property.",
+    ),
+    Reason(
+        "AlterConfigs",
+        "all brokers*",
+        "*",
+        "all properties of all brokers",
+        "Kafka keeps one that eligible replicas need; there is none here.",
+        kafka="40",
+    ),
+    Reason(
+        "AlterConfigs",
+        "all brokers*",
+        "*error_message",
+        "its message",
+        "As above.",
+        kafka="text",
+    ),
+    Reason(
+        "DescribeConfigs",
+        "*",
+        "*configs[share.*",
+        "`share.*` of groups",
+        "There are no share groups.",
+    ),
+    Reason(
+        "DescribeConfigs",
+        "*",
+        "*configs[streams.*",
+        "`streams.*` of groups",
+        "There are no streams groups.",
+    ),
     *(
         Reason(
-            api,
+            "DescribeConfigs",
             "*",
-            "*",
-            "of brokers, groups, client metrics and loggers",
-            "They have no properties that change while the broker runs.",
+            f"*configs[{name}].synonyms*",
+            "synonyms of a topic's property",
+            "The broker has no property of that meaning.",
         )
-        for api in ("DescribeConfigs", "IncrementalAlterConfigs", "AlterConfigs", "ListConfig*")
+        for name in ("compression.*", "delete.*", "*.compaction.*", "min.cleanable.*")
+    ),
+    Reason(
+        "DescribeConfigs",
+        "*",
+        "*configs[segment.bytes].synonyms*",
+        "the default of `segment.bytes`",
+        "Another default.",
+    ),
+    Reason(
+        "DescribeConfigs",
+        "*",
+        "*retention.ms].synonyms*",
+        "synonyms of `retention.ms`",
+        "Minutes and hours are not listed.",
+    ),
+    Reason(
+        "DescribeConfigs",
+        "broker",
+        "results[].configs[*]",
+        "properties of Kafka alone",
+        "Nothing here has them; known ones may stand in a properties file.",
+        kafka="there",
+    ),
+    Reason(
+        "DescribeConfigs",
+        "broker",
+        "results[].configs[*]",
+        "properties of kdirect alone",
+        "Documented in options.md.",
+        kafka="absent",
+    ),
+    *(
+        Reason(
+            "DescribeConfigs",
+            "broker",
+            f"results[].configs[{name}].*",
+            f"`{name}`",
+            why,
+        )
+        for name, why in (
+            ("*listeners", "Addresses; they do not change while the broker runs."),
+            ("log.dirs", "The directories of the two brokers."),
+            ("log.flush.scheduler.interval.ms", "Another default."),
+            ("offsets.topic.segment.bytes", "Another default."),
+            ("queued.max.request.bytes", "The default bounds memory."),
+            ("socket.listen.backlog.size", "Another default."),
+            ("log.segment.bytes", "Another default."),
+            ("group.initial.rebalance.delay.ms", "Another default."),
+            ("offsets.topic.num.partitions", "Another default."),
+            ("log.preallocate", "RDMA writes need bytes that exist."),
+            ("remote.*", "Those of tiered storage do not change while the broker runs."),
+        )
     ),
     # the cluster
     Reason(
@@ -200,5 +296,12 @@ REASONS: tuple[Reason, ...] = (
         "More is said than by Kafka.",
         kafka="None",
         kdirect="text",
+    ),
+    Reason(
+        "DescribeConfigs",
+        "unknown topic",
+        "*error_message",
+        "the message",
+        "More is said than by Kafka.",
     ),
 )

@@ -197,6 +197,10 @@ class Options:
             raise ConfigError(f"unknown option {name!r}", hint=hint)
         return row
 
+    def knows(self, name: str) -> bool:
+        """Is there a row of `name`?"""
+        return self._fold(name) in self._by_name or self._below_a_prefix(name) is not None
+
     def _below_a_prefix(self, name: str) -> Option | None:
         for row in self.rows:
             prefix = row.name.removesuffix("*")

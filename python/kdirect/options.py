@@ -39,6 +39,36 @@ def _gzip_level(value: int) -> int:
     return value
 
 
+_MATCHED = frozenset(
+    (
+        "client_instance_id",
+        "client_id",
+        "client_software_name",
+        "client_software_version",
+        "client_source_address",
+        "client_source_port",
+    )
+)
+
+
+def _client_match(value: list[str]) -> list[str]:
+    for item in value:
+        name, equals, pattern = item.partition("=")
+        try:
+            re.compile(pattern)
+        except re.error as e:
+            raise ConfigError(
+                f"option match: {pattern!r} is no regular expression: {e}",
+                hint="write name=regular expression",
+            ) from e
+        if not equals or name.strip() not in _MATCHED:
+            raise ConfigError(
+                f"option match: {item!r} names nothing that a client has",
+                hint="match one of " + ", ".join(sorted(_MATCHED)),
+            )
+    return value
+
+
 def _throttled_replicas(value: list[str]) -> list[str]:
     if value != ["*"] and not all(re.fullmatch(r"\d{1,10}:\d{1,10}", item) for item in value):
         raise ConfigError(
@@ -352,6 +382,36 @@ TOPIC = Options("Topic properties", (
            "Overrides unclean.leader.election.enable of the broker.", alone=False,
            synonym="unclean.leader.election.enable"),
     *REMOTE_TOPIC_ROWS,
+))
+
+# Properties of a group (KIP-848) and of a subscription to clients' metrics (KIP-714), which are
+# kept whether or not there is such a group or client.
+GROUP = Options("Group properties", (
+    Option("consumer.heartbeat.interval.ms", "ms", 5000,
+           "How often members of a group with group.protocol=consumer are to send heartbeats.",
+           low=5000, high=15_000),
+    Option("consumer.session.timeout.ms", "ms", 45_000,
+           "How long such a member may be silent before it is taken for dead.", low=45_000,
+           high=60_000),
+))
+
+CLIENT_METRICS = Options("Client metrics properties", (
+    Option("interval.ms", "ms", 300_000, "How often a client is to push its metrics. No client "
+           "pushes any: there is nothing here that takes them.", low=100, high=3_600_000),
+    Option("match", "list", [], "Which clients: name=regular expression, separated by commas, of "
+           "client_instance_id, client_id, client_software_name, client_software_version, "
+           "client_source_address and client_source_port.", check=_client_match),
+    Option("metrics", "list", [], "Prefixes of the names of the metrics."),
+))
+
+# Properties of a broker that may be changed while it runs.
+DYNAMIC_LOG = frozenset((
+    "log.index.interval.bytes", "log.index.size.max.bytes", "log.segment.bytes", "log.roll.ms",
+    "log.retention.ms", "log.retention.bytes", "log.cleanup.policy", "log.preallocate",
+    "log.flush.interval.messages", "log.flush.interval.ms", "log.message.timestamp.type",
+    "log.message.timestamp.before.max.ms", "log.message.timestamp.after.max.ms",
+    "message.max.bytes", "log.local.retention.ms", "log.local.retention.bytes",
+    "min.insync.replicas", "unclean.leader.election.enable", "producer.id.expiration.ms",
 ))
 
 CLIENT = Options("Client settings", (

@@ -202,6 +202,8 @@ class BrokerConfig(Mapping[str, Any]):
                     " that a client could use",
                     hint="name this host",
                 )
+        # As the properties file, or whoever started the broker, has them.
+        self.fixed: Mapping[str, Any] = dict(self._values)
 
     def _check_cluster(self) -> None:
         """Refuse what does not go together in a cluster, or without one."""
@@ -244,6 +246,21 @@ class BrokerConfig(Mapping[str, Any]):
                 hint="raise it, lower socket.request.max.bytes, or give -1 for no bound",
             )
         return int(given)
+
+    def changed_by(self, *dynamic: Mapping[str, str]) -> dict[str, Any]:
+        """The values after properties that were changed while the broker runs, those of all brokers
+        before its own.  ConfigError for one that it cannot have."""
+        values = dict(self.fixed)
+        for properties in dynamic:
+            values.update({n: BROKER.find(n).parse(text) for n, text in properties.items()})
+        if not values["zookeeper.connect"]:
+            BROKER.check_alone(values)
+        LogConfig.from_broker(values)
+        return values
+
+    def change(self, values: dict[str, Any]) -> None:
+        """Have what `changed_by` has returned from now on.  What was read before is not told."""
+        self._values = values
 
     @classmethod
     def from_arguments(

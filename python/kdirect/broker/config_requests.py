@@ -17,6 +17,10 @@ from kdirect.option_table import Option, Options
 
 TOPIC_RESOURCE = 2
 BROKER_RESOURCE = 4
+LOGGER_RESOURCE = 8
+METRICS_RESOURCE = 16
+GROUP_RESOURCE = 32
+KINDS = (TOPIC_RESOURCE, BROKER_RESOURCE, LOGGER_RESOURCE, METRICS_RESOURCE, GROUP_RESOURCE)
 SET, DELETE, APPEND, SUBTRACT = range(4)
 
 Refusal = tuple[int, str]
@@ -62,6 +66,8 @@ def changed(own: Mapping[str, str], resource: Any, table: Options) -> dict[str, 
     configs = dict(own)
     for c in resource.configs:
         operation = operation_of(c)
+        if operation == DELETE and not table.knows(c.name):
+            continue  # what was never set can be deleted
         row = table.find(c.name)
         if operation == DELETE:
             configs.pop(row.name, None)

@@ -587,9 +587,9 @@ class ClusterHandlers:
                     text = f"there is no partition {t.topic}-{i}"
                 rows.append({"partition_id": i, "error_code": code, "error_message": text})
             results.append({"topic": t.topic, "partition_result": rows})
-        code = ErrorCode.INVALID_REQUEST if refused else 0
+        whole = ErrorCode.INVALID_REQUEST if refused else 0
         return respond(
-            header, p.ElectLeadersResponse, error_code=code, replica_election_results=results
+            header, p.ElectLeadersResponse, error_code=whole, replica_election_results=results
         )
 
     def table(self) -> Iterable[tuple[str, Any, bool]]:

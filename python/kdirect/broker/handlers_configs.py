@@ -1,36 +1,50 @@
 """Requests about configs: DescribeConfigs, AlterConfigs, IncrementalAlterConfigs,
 ListConfigResources.
 
-A topic has properties of its own that can be changed.  The broker's are set when it starts, and are
-read-only while it runs.
+Topics, brokers, groups, subscriptions to clients' metrics and loggers have properties that can be
+changed; those of a broker that concern its logs apply at once, and all but the loggers' levels
+survive a restart.  What a broker has from its properties file is read-only while it runs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from kdirect.broker import loggers
 from kdirect.broker.answers import Answer, later, respond
+from kdirect.broker.changed_properties import ALL_BROKERS, DYNAMIC, TABLES, Kind, checked
 from kdirect.broker.config_requests import (
     BROKER_RESOURCE,
-    DELETE,
+    GROUP_RESOURCE,
+    KINDS,
+    LOGGER_RESOURCE,
+    METRICS_RESOURCE,
     TOPIC_RESOURCE,
+    Refusal,
     changed,
     ill_formed,
 )
 from kdirect.broker.connection import Connection
 from kdirect.broker.failures import explain
 from kdirect.broker.services import Services
+from kdirect.broker.topic_requests import name_error
 from kdirect.broker.topics import Topic
-from kdirect.errors import KdirectError
+from kdirect.errors import ConfigError, KdirectError
 from kdirect.format import protocol as p
 from kdirect.format.error_codes import ErrorCode
-from kdirect.option_table import Option, config_text
+from kdirect.log.config import LogConfig
+from kdirect.option_table import Option, Options, config_text
 from kdirect.options import BROKER, TOPIC
 
 SOURCE_TOPIC = 1
+SOURCE_DYNAMIC_BROKER = 2
+SOURCE_DYNAMIC_DEFAULT_BROKER = 3
 SOURCE_STATIC_BROKER = 4
 SOURCE_DEFAULT = 5
+SOURCE_LOGGER = 6
+SOURCE_CLIENT_METRICS = 7
+SOURCE_GROUP = 8
 
 _INT, _LONG, _PASSWORD = 3, 5, 9
 _TYPES = {
@@ -46,6 +60,24 @@ _TYPES = {
 }
 
 
+# Where Kafka's type is not what the row's kind comes to.
+_STRING, _SHORT, _LIST = 2, 4, 7
+_KAFKAS_TYPES = {
+    "advertised.listeners": _STRING,
+    "group.initial.rebalance.delay.ms": _INT,
+    "group.max.session.timeout.ms": _INT,
+    "group.min.session.timeout.ms": _INT,
+    "leader.imbalance.check.interval.seconds": _LONG,
+    "listeners": _STRING,
+    "log.cleanup.policy": _LIST,
+    "log.dirs": _STRING,
+    "log.flush.offset.checkpoint.interval.ms": _INT,
+    "offsets.topic.replication.factor": _SHORT,
+    "producer.id.expiration.ms": _INT,
+    "remote.fetch.max.wait.ms": _INT,
+}
+
+
 def _text(value: Any) -> str | None:
     return None if value is None else config_text(value)
 
@@ -54,6 +86,8 @@ def _type(row: Option) -> int:
     """Kafka's number for the type of a property: INT if its upper bound fits into 32 bits."""
     if row.secret:
         return _PASSWORD
+    if row.name in _KAFKAS_TYPES:
+        return _KAFKAS_TYPES[row.name]
     kind = _TYPES[row.kind]
     return _INT if kind == _LONG and row.high is not None and row.high <= 0x7FFFFFFF else kind
 
@@ -68,6 +102,34 @@ def result_row(resource: Any, code: int, message: str | None) -> dict[str, Any]:
     }
 
 
+Rows = list[dict[str, Any]]
+Change = Callable[
+    [Mapping[str, str], Any], dict[str, str]
+]  # what is set, resource -> what is to be
+_SOURCES = {Kind.GROUP: SOURCE_GROUP, Kind.METRICS: SOURCE_CLIENT_METRICS}
+_KIND_OF = {
+    BROKER_RESOURCE: Kind.BROKER,
+    GROUP_RESOURCE: Kind.GROUP,
+    METRICS_RESOURCE: Kind.METRICS,
+}
+
+
+def _row(row: Option, synonyms: Rows, *, read_only: bool = False, default: Any = None) -> Any:
+    """The row of a property whose value is that of the first of `synonyms`."""
+    first = synonyms[0] if synonyms else {"value": default, "source": SOURCE_DEFAULT}
+    return {
+        "name": row.name,
+        "value": first["value"],
+        "read_only": read_only,
+        "config_source": first["source"],
+        "is_sensitive": row.secret,
+        "synonyms": synonyms,
+        "config_type": _type(row),
+        "documentation": row.help,
+        "is_default": first["source"] == SOURCE_DEFAULT,
+    }
+
+
 class ConfigHandlers:
     """Handlers of requests about properties.  A broker has one, used on its event loop."""
 
@@ -75,69 +137,95 @@ class ConfigHandlers:
         self._config = services.config
         self._topics = services.topics
         self._files = services.files
+        self._logs = services.logs
+        self._changed = services.properties
         self._broker_name = str(services.cluster.node_id)
 
-    def topic_rows(self, topic: Topic) -> list[dict[str, Any]]:
+    # -- looking -----------------------------------------------------------------------------------
+
+    def broker_synonyms(self, name: str) -> Rows:
+        """The values of a broker's property, the one in force first."""
+        row = BROKER.find(name)
+        out = []
+        for source, whose in (
+            (SOURCE_DYNAMIC_BROKER, self._broker_name),
+            (SOURCE_DYNAMIC_DEFAULT_BROKER, ALL_BROKERS),
+        ):
+            value = self.dynamic(whose).get(name)
+            if value is not None:
+                out.append({"name": name, "value": value, "source": source})
+        if name in self._config.given:
+            value = None if row.secret else _text(self._config.fixed[name])
+            out.append({"name": name, "value": value, "source": SOURCE_STATIC_BROKER})
+        if row.default is not None:
+            out.append({"name": name, "value": _text(row.default), "source": SOURCE_DEFAULT})
+        return out
+
+    def dynamic(self, whose: str) -> Mapping[str, str]:
+        """What was changed of a broker while it ran; ALL_BROKERS: of all brokers."""
+        return self._changed.of(Kind.BROKER, whose)
+
+    def topic_rows(self, topic: Topic) -> Rows:
         """Every property of a topic as it is in force, in the form of DescribeConfigs."""
         out = []
         for name, value in self._topics.log_config(topic).topic_properties().items():
             row = TOPIC.find(name)
             own = name in topic.configs
-            given = row.synonym in self._config.given
-            source = SOURCE_TOPIC if own else SOURCE_STATIC_BROKER if given else SOURCE_DEFAULT
-            synonyms = [{"name": name, "value": value, "source": SOURCE_TOPIC}] if own else []
+            synonyms: Rows = [{"name": name, "value": value, "source": SOURCE_TOPIC}] if own else []
             if row.synonym:
-                default = _text(self._config[row.synonym])
-                synonyms.append(
-                    {
-                        "name": row.synonym,
-                        "value": default,
-                        "source": SOURCE_STATIC_BROKER if given else SOURCE_DEFAULT,
-                    }
-                )
-            out.append(
-                {
-                    "name": name,
-                    "value": value,
-                    "read_only": False,
-                    "config_source": source,
-                    "is_sensitive": False,
-                    "synonyms": synonyms,
-                    "config_type": _type(row),
-                    "documentation": row.help,
-                    "is_default": not own,
-                }
-            )
+                synonyms += self.broker_synonyms(row.synonym)
+            shown = _row(row, synonyms, default=value)
+            out.append({**shown, "value": value, "is_default": not own})
         return out
 
-    def broker_rows(self) -> list[dict[str, Any]]:
+    def broker_rows(self) -> Rows:
         """Every property of the broker, in the form of DescribeConfigs."""
-        out = []
         below = [name for name in self._config if BROKER.find(name).secret]  # of a prefix
-        rows = [row for row in BROKER.rows if not row.is_prefix]
-        for row in [*rows, *(BROKER.find(name) for name in sorted(below))]:
-            source = SOURCE_STATIC_BROKER if row.name in self._config.given else SOURCE_DEFAULT
-            value = None if row.secret else _text(self._config[row.name])
-            out.append(
-                {
-                    "name": row.name,
-                    "value": value,
-                    "read_only": True,
-                    "config_source": source,
-                    "is_sensitive": row.secret,
-                    "synonyms": [{"name": row.name, "value": value, "source": source}],
-                    "config_type": _type(row),
-                    "documentation": row.help,
-                    "is_default": source == SOURCE_DEFAULT,
-                }
-            )
+        names = [row.name for row in BROKER.rows if not row.is_prefix]
+        return [
+            _row(BROKER.find(n), self.broker_synonyms(n), read_only=n not in DYNAMIC)
+            for n in [*names, *sorted(below)]
+        ]
+
+    def all_brokers_rows(self) -> Rows:
+        """What was changed of all brokers."""
+        out = []
+        for name in sorted(self.dynamic(ALL_BROKERS)):
+            found = [s for s in self.broker_synonyms(name) if s["source"] != SOURCE_DYNAMIC_BROKER]
+            out.append(_row(BROKER.find(name), found))
         return out
+
+    def _own_rows(self, kind: Kind, name: str) -> Rows:
+        """The properties of a group or a subscription: those that were set, and defaults."""
+        own, out = self._changed.of(kind, name), []
+        for row in TABLES[kind].rows:
+            synonyms: Rows = []
+            if row.name in own:
+                value = own[row.name]
+                synonyms.append({"name": row.name, "value": value, "source": _SOURCES[kind]})
+            default = _text(row.default)
+            if kind is Kind.GROUP and not synonyms:
+                synonyms.append({"name": row.name, "value": default, "source": SOURCE_DEFAULT})
+            out.append(_row(row, synonyms, default=default))
+        return out
+
+    def _logger_rows(self) -> Rows:
+        row = Option("", "enum", None, "The level of a logger.")
+        return [
+            {
+                **_row(row, [{"name": name, "value": level, "source": SOURCE_LOGGER}]),
+                "name": name,
+                "synonyms": [],
+            }
+            for name, level in loggers.levels().items()
+        ]
 
     def describe(self, connection: Connection, header: p.RequestHeader, request: Any) -> Answer:
         results = []
         for r in request.resources:
-            code, message, rows = self._describe(r.resource_type, r.resource_name)
-            if r.configuration_keys is not None:
+            refusal = self._not_there(r.resource_type, r.resource_name)
+            rows = [] if refusal else self._rows_of(r.resource_type, r.resource_name)
+            if r.configuration_keys:  # none names all, as null does
                 wanted = set(r.configuration_keys)
                 rows = [row for row in rows if row["name"] in wanted]
             for row in rows:
@@ -145,6 +233,7 @@ class ConfigHandlers:
                     row["synonyms"] = []
                 if not request.include_documentation:
                     row["documentation"] = None
+            code, message = refusal or (0, "")
             results.append(
                 {
                     "error_code": code,
@@ -156,32 +245,45 @@ class ConfigHandlers:
             )
         return respond(header, p.DescribeConfigsResponse, results=results)
 
-    def _describe(self, kind: int, name: str) -> tuple[int, str | None, list[dict[str, Any]]]:
+    def _not_there(self, kind: int, name: str) -> Refusal | None:
+        """Why nothing can be said of a resource, or done with it: (code, text)."""
+        if kind not in KINDS:
+            return ErrorCode.INVALID_REQUEST, f"resources of type {kind} have no configs"
         if kind == TOPIC_RESOURCE:
             topic = self._topics.get(name)
             if topic is None or topic.deleting:
-                return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {name}", []
-            return 0, None, self.topic_rows(topic)
+                unknown = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                return name_error(name) or unknown, f"there is no topic {name}"
+        elif kind in (BROKER_RESOURCE, LOGGER_RESOURCE):
+            if name != self._broker_name and (name or kind == LOGGER_RESOURCE):
+                return ErrorCode.INVALID_REQUEST, f"this is broker {self._broker_name}, not {name}"
+        elif not name:
+            return ErrorCode.INVALID_REQUEST, "the name of a group or subscription is empty"
+        return None
+
+    def _rows_of(self, kind: int, name: str) -> Rows:
+        if kind == TOPIC_RESOURCE:
+            topic = self._topics.get(name)
+            return [] if topic is None else self.topic_rows(topic)
         if kind == BROKER_RESOURCE:
-            if name not in ("", self._broker_name):
-                return ErrorCode.INVALID_REQUEST, f"there is no broker {name}", []
-            return 0, None, self.broker_rows()
-        return ErrorCode.INVALID_REQUEST, f"resources of type {kind} have no configs here", []
+            return self.broker_rows() if name else self.all_brokers_rows()
+        if kind == LOGGER_RESOURCE:
+            return self._logger_rows()
+        return self._own_rows(_KIND_OF[kind], name)
 
     # -- changing ----------------------------------------------------------------------------------
 
     def alter(self, connection: Connection, header: p.RequestHeader, request: Any) -> Answer:
-        """AlterConfigs: the given properties replace all properties that the topic had set."""
+        """AlterConfigs: the given properties replace all that were set."""
         return later(self._alter(header, request))
 
     async def _alter(self, header: p.RequestHeader, request: Any) -> Answer:
-
-        def new_configs(topic: Topic, r: Any) -> dict[str, str]:
+        def replaced(own: Mapping[str, str], r: Any) -> dict[str, str]:
             return {c.name: c.value for c in r.configs}
 
         # On the admin thread: configs are files.
         rows = await self._files.admin(
-            lambda: [self._change(r, request, new_configs) for r in request.resources]
+            lambda: [self._change(r, request, lambda _: replaced) for r in request.resources]
         )
         return respond(header, p.AlterConfigsResponse, responses=rows)
 
@@ -192,83 +294,94 @@ class ConfigHandlers:
         return later(self._alter_incrementally(header, request))
 
     async def _alter_incrementally(self, header: p.RequestHeader, request: Any) -> Answer:
-        def change(r: Any) -> dict[str, Any]:
-            return (
-                result_row(r, 0, None)
-                if self._takes_back_nothing(r)
-                else self._change(r, request, lambda t, r: changed(t.configs, r, TOPIC))
-            )
+        def change(table: Options) -> Change:
+            return lambda own, r: changed(own, r, table)
 
-        # On the admin thread: configs are files.
-        rows = await self._files.admin(lambda: [change(r) for r in request.resources])
+        rows = await self._files.admin(
+            lambda: [self._change(r, request, change) for r in request.resources]
+        )
         return respond(header, p.IncrementalAlterConfigsResponse, responses=rows)
 
-    def _takes_back_nothing(self, r: Any) -> bool:
-        """Whether the request only deletes dynamic properties of the broker.  It never has any, so
-        this succeeds; Kafka's tools send such requests."""
-        if r.resource_type != BROKER_RESOURCE or r.resource_name not in (
-            "",
-            self._broker_name,
-        ):
-            return False
-        return all(c.config_operation == DELETE for c in r.configs)
-
-    def _change(self, r: Any, request: Any, new_configs: Any) -> dict[str, Any]:
-        def result(code: int, message: str | None) -> dict[str, Any]:
-            return result_row(r, code, message)
-
+    def _change(self, r: Any, request: Any, change_of: Callable[[Options], Change]) -> Any:
+        """Change one resource, on the admin thread; its row of the answer.  `change_of(table)` says
+        what to make of the properties that are set."""
+        whole = request.API_KEY == p.AlterConfigsRequest.API_KEY
         refusal = ill_formed(r, request.resources)
+        if refusal is None and r.resource_type == TOPIC_RESOURCE and not r.resource_name:
+            refusal = ErrorCode.INVALID_REQUEST, "Default topic resources are not allowed."
+        refusal = refusal or self._not_there(r.resource_type, r.resource_name)
+        if refusal is None and r.resource_type == LOGGER_RESOURCE:
+            refusal = loggers.refusal(r.configs)
+            if whole:
+                refusal = ErrorCode.INVALID_REQUEST, "levels are changed one by one"
+            if refusal is None and not request.validate_only:
+                loggers.change(r.configs)
+            return result_row(r, *(refusal or (0, None)))
         if refusal is not None:
-            return result(*refusal)
-        if r.resource_type == BROKER_RESOURCE:
-            return result(
-                ErrorCode.INVALID_REQUEST,
-                "the broker's properties cannot change while it runs;"
-                " set them in its properties file and restart it",
-            )
-        if r.resource_type != TOPIC_RESOURCE:
-            return result(
-                ErrorCode.INVALID_REQUEST,
-                f"resources of type {r.resource_type} have no configs here",
-            )
-        topics = self._topics
-        topic = topics.get(r.resource_name)
-        if topic is None or topic.deleting:
-            return result(
-                ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {r.resource_name}"
-            )
+            return result_row(r, *refusal)
         try:
-            configs = new_configs(topic, r)
-            if request.validate_only:
-                topics.checked_configs(topic.name, configs)
+            if r.resource_type == TOPIC_RESOURCE:
+                self._change_topic(r, change_of(TOPIC), request.validate_only)
             else:
-                topics.configure(topic, configs)
+                kind = _KIND_OF[r.resource_type]
+                self._change_other(kind, r, change_of(TABLES[kind]), request.validate_only)
+        except ConfigError as e:
+            # As Kafka, which refuses a broker's property that is well formed and impossible so.
+            of_broker = r.resource_type == BROKER_RESOURCE
+            code = ErrorCode.INVALID_REQUEST if of_broker else ErrorCode.INVALID_CONFIG
+            return result_row(r, code, str(e))
         except KdirectError as e:
-            return result(*explain(e, f"change of topic {topic.name}"))
-        return result(0, None)
+            return result_row(r, *explain(e, f"change of the properties of {r.resource_name}"))
+        return result_row(r, 0, None)
+
+    def _change_topic(self, r: Any, change: Change, validate_only: bool) -> None:
+        topic = self._topics.get(r.resource_name)
+        assert topic is not None  # `_not_there` has looked
+        configs = change(topic.configs, r)
+        if validate_only:
+            self._topics.checked_configs(topic.name, configs)
+        else:
+            self._topics.configure(topic, configs)
+
+    def _change_other(self, kind: Kind, r: Any, change: Change, validate_only: bool) -> None:
+        name = r.resource_name
+        wanted = checked(kind, change(self._changed.of(kind, name), r))
+        values = None
+        if kind is Kind.BROKER:
+            found = {w: self.dynamic(w) for w in (ALL_BROKERS, self._broker_name)}
+            values = self._config.changed_by(*{**found, name: wanted}.values())
+        if validate_only:
+            return
+        self._changed.replace(kind, name, wanted)
+        if values is not None:
+            self._config.change(values)
+            self._logs.reconfigure(LogConfig.from_broker(values))
+
+    # -- lists -------------------------------------------------------------------------------------
 
     def list_resources(
         self, connection: Connection, header: p.RequestHeader, request: Any
     ) -> Answer:
-        kinds = (
-            request.resource_types if header.api_version >= 1 else [16]
-        )  # version 0 lists client metrics only
-        rows: list[dict[str, Any]] = []
-        if not kinds and header.api_version >= 1:
-            kinds = [TOPIC_RESOURCE, BROKER_RESOURCE]
-        if TOPIC_RESOURCE in kinds:
-            rows += [
-                {"resource_name": t.name, "resource_type": TOPIC_RESOURCE}
-                for t in self._topics
-                if not t.deleting
-            ]
-        if BROKER_RESOURCE in kinds:
-            rows.append(
-                {
-                    "resource_name": self._broker_name,
-                    "resource_type": BROKER_RESOURCE,
-                }
+        """ListConfigResources; version 0 lists subscriptions to metrics only."""
+        kinds = list(request.resource_types) or list(KINDS) if header.api_version else []
+        kinds = kinds or [METRICS_RESOURCE]
+        if any(kind not in KINDS for kind in kinds):
+            code = ErrorCode.UNSUPPORTED_VERSION
+            return respond(
+                header, p.ListConfigResourcesResponse, error_code=code, config_resources=[]
             )
+        names: dict[int, list[str]] = {
+            TOPIC_RESOURCE: [t.name for t in self._topics if not t.deleting],
+            BROKER_RESOURCE: [self._broker_name],
+            LOGGER_RESOURCE: [self._broker_name],
+            METRICS_RESOURCE: self._changed.names(Kind.METRICS),
+            GROUP_RESOURCE: self._changed.names(Kind.GROUP),
+        }
+        rows = [
+            {"resource_name": name, "resource_type": kind}
+            for kind in dict.fromkeys(kinds)
+            for name in names[kind]
+        ]
         return respond(header, p.ListConfigResourcesResponse, error_code=0, config_resources=rows)
 
     def table(self) -> Iterable[tuple[str, Any, bool]]:

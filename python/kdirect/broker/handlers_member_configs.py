@@ -39,8 +39,6 @@ from kdirect.format import protocol as p
 from kdirect.member.metadata import Metadata
 from kdirect.options import BROKER, TOPIC
 
-SOURCE_DYNAMIC_BROKER = 2
-SOURCE_DYNAMIC_DEFAULT_BROKER = 3
 # Of brokers, these alone are kept in the store: for one broker or for all, and for all only.
 DYNAMIC = frozenset(("leader.replication.throttled.rate", "follower.replication.throttled.rate"))
 DYNAMIC_FOR_ALL = DYNAMIC | {"min.insync.replicas", "unclean.leader.election.enable"}
@@ -70,25 +68,16 @@ class MemberConfigHandlers(ConfigHandlers):
         await self._picture.catch_up(lambda m: all(m.topic(name) is not None for name in names))
         return super().describe(connection, header, request)
 
-    def broker_rows(self) -> list[dict[str, Any]]:
-        """Every property of the broker; those of the store go before those of its file."""
+    def dynamic(self, whose: str) -> Mapping[str, str]:
+        """Those of the store."""
         configs = self._picture.metadata.image.broker_configs
+        return configs.get(whose or paths.ALL_BROKERS, {})
+
+    def broker_rows(self) -> list[dict[str, Any]]:
+        """Every property of the broker; few of them can be changed in a cluster."""
         rows = super().broker_rows()
         for row in rows:
-            name = row["name"]
-            if name not in DYNAMIC_FOR_ALL:
-                continue
-            row["read_only"] = False
-            for source, of in (
-                (SOURCE_DYNAMIC_BROKER, self._broker_name),
-                (SOURCE_DYNAMIC_DEFAULT_BROKER, paths.ALL_BROKERS),
-            ):
-                value = configs.get(of, {}).get(name)
-                if value is not None:
-                    row.update(value=value, config_source=source, is_default=False)
-                    synonym = {"name": name, "value": value, "source": source}
-                    row["synonyms"] = [synonym, *row["synonyms"]]
-                    break
+            row["read_only"] = row["name"] not in DYNAMIC_FOR_ALL
         return rows
 
     # -- changing ----------------------------------------------------------------------------------

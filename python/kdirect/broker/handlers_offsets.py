@@ -184,12 +184,12 @@ class OffsetHandlers:
         for t in request.topics:
             parts = []
             for x in t.partitions:
-                code = self._unknown(t.name, x.partition_index)
-                if not code and t.name in used:
-                    code = ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC
-                if not code:
+                why: int = self._unknown(t.name, x.partition_index)
+                if not why and t.name in used:
+                    why = ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC
+                if not why:
                     gone.append(TopicPartition(t.name, x.partition_index))
-                parts.append({"partition_index": x.partition_index, "error_code": code})
+                parts.append({"partition_index": x.partition_index, "error_code": why})
             rows.append({"name": t.name, "partitions": parts})
         try:
             await self._store.forget(request.group_id, gone)

@@ -204,7 +204,9 @@ class RefusedHandlers:
         self, connection: Connection, header: p.RequestHeader, request: Any
     ) -> Answer:
         strange = [c.entity_type for c in request.components if c.entity_type not in _ENTITIES]
-        code, text, entries = 0, "", []
+        code: int = 0
+        text = ""
+        entries: list[Any] | None = []
         if strange:
             code, text, entries = (
                 ErrorCode.UNSUPPORTED_VERSION,

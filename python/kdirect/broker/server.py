@@ -19,6 +19,7 @@ from typing import Any
 
 from kdirect.broker.answers import Answer
 from kdirect.broker.appends import Appends
+from kdirect.broker.changed_properties import ALL_BROKERS, ChangedProperties, Kind, checked
 from kdirect.broker.closing import Ending
 from kdirect.broker.cluster_view import ClusterLayout, ClusterView
 from kdirect.broker.config import BrokerConfig, Listener, format_address
@@ -68,6 +69,7 @@ class BrokerServer:
             cluster_id=layout.cluster_id if layout is not None else None,
             replicated=bool(config["zookeeper.connect"]),
         )
+        self.properties = _changed_properties(config, self.logs)
         # None: the broker is alone, or has a layout.
         self.member = self._as_member(layout)
         self.view: ClusterView
@@ -214,6 +216,7 @@ class BrokerServer:
             cluster=self.view,
             logs=self.logs,
             topics=self.topics,
+            properties=self.properties,
             files=self.files,
             flusher=self.flusher,
             waiters=self.waiters,
@@ -241,6 +244,7 @@ class BrokerServer:
         if self.member is not None:
             await self.member.connect()
         try:
+            self._load_properties()
             self.logs.open()
         except BaseException:
             if self.member is not None:
@@ -266,6 +270,16 @@ class BrokerServer:
             await self._end_start()
             raise
         self._periodic.start(loop, self.groups.expire_offsets, self._close_idle)
+
+    def _load_properties(self) -> None:
+        """Go on with the properties that were changed in an earlier run; ConfigError names one that
+        the broker cannot have any more."""
+        self.properties.load()
+        names = (ALL_BROKERS, str(self.config["node.id"]))
+        found = [checked(Kind.BROKER, self.properties.of(Kind.BROKER, n)) for n in names]
+        if any(found):
+            self.config.change(self.config.changed_by(*found))
+            self.logs.reconfigure(LogConfig.from_broker(self.config))
 
     async def _end_start(self) -> None:
         """The broker cannot start: close what was opened.  Errors are logged."""
@@ -509,6 +523,11 @@ class BrokerServer:
         if self.remote is not None:
             out.update(self.remote.statistics())
         return out
+
+
+def _changed_properties(config: BrokerConfig, logs: LogManager) -> ChangedProperties:
+    """Those of a broker that is alone; the store keeps those of others."""
+    return ChangedProperties(None if config["zookeeper.connect"] else logs.log_dirs[0])
 
 
 def _watch_nothing(tp: TopicPartition) -> None:

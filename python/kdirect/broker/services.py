@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from kdirect.broker.changed_properties import ChangedProperties
 from kdirect.broker.cluster_view import ClusterView
 from kdirect.broker.config import BrokerConfig
 from kdirect.broker.files import FileThreads
@@ -160,6 +161,7 @@ class Services:
     cluster: ClusterView
     logs: LogManager
     topics: Registry
+    properties: ChangedProperties
     files: FileThreads
     flusher: Flusher
     waiters: Waiters

@@ -35,7 +35,7 @@ def deletions(request: Any, version: int) -> list[Deletion]:
     given = [(t.name if t.name or t.topic_id is None else None, t.topic_id) for t in request.topics]
     out = []
     for (name, topic_id), times in Counter(given).items():
-        refusal = None
+        refusal: Refusal | None = None
         if name is None and topic_id is None:
             refusal = ErrorCode.INVALID_REQUEST, "Neither topic name nor id were specified."
         elif name is not None and topic_id is not None:

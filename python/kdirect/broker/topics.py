@@ -105,7 +105,6 @@ class Registry:
         self._file = logs.log_dirs[0] / TOPICS_FILE
         self._ids_file = logs.log_dirs[0] / IDS_FILE
         self._logs = logs
-        self._defaults = logs.config
         # A topic is about to be tiered for the first time.  On the admin thread; KdirectError.
         self.before_tiered: Callable[[], None] = lambda: None
         # Is a deleted topic to be remembered until `forget_deleted`?  On the admin thread.
@@ -221,6 +220,11 @@ class Registry:
         self._by_id.pop(topic.topic_id, None)
 
     # -- looking -----------------------------------------------------------------------------------
+
+    @property
+    def _defaults(self) -> LogConfig:
+        """The settings of a topic that sets none itself."""
+        return self._logs.config
 
     def get(self, name: str) -> Topic | None:
         return self._topics.get(name)

@@ -409,6 +409,19 @@ class LogManager:
                 partition.reconfigure(config, write)
                 self.on_changed(partition)
 
+    def reconfigure(self, config: LogConfig) -> None:
+        """Have other settings for all that topics do not set themselves, at once: those of
+        partitions that are there, and of those to come.  Nothing of it is put on disk here."""
+        with self._change_lock:
+            self.config = config
+            self._plain = config.with_overrides({})
+            by_topic: dict[str, LogConfig] = {}
+            for tp, partition in list(self.partitions.items()):
+                if tp.topic not in by_topic:
+                    by_topic[tp.topic] = config.with_overrides(partition.config.overrides)
+                partition.reconfigure(by_topic[tp.topic])
+                self.on_changed(partition)
+
     def delete_topic(self, topic: str) -> int:
         """Delete all partitions of `topic`: their slots are revoked, their files unlinked; how many
         there were."""

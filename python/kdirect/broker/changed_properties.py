@@ -1,0 +1,126 @@
+"""Properties that were changed while the broker ran, of what is no topic: brokers, groups, and
+subscriptions to clients' metrics.
+
+Owns: ``properties.json`` in the first log directory of a broker that is alone, and what it says.
+The file is replaced whole, so a crash leaves the old or the new one.  (The brokers of a cluster
+keep those of brokers in the metadata store.)
+
+Looking needs no lock; any thread may.  Changing is file work: it runs on one thread at a time, the
+broker's admin thread.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+
+from kdirect.errors import ConfigError, CorruptLogError, LogError
+from kdirect.log.checkpoint import replace_file
+from kdirect.option_table import Options
+from kdirect.options import BROKER, CLIENT_METRICS, DYNAMIC_LOG, GROUP
+
+log = logging.getLogger("kdirect.broker")
+
+PROPERTIES_FILE = "properties.json"
+ALL_BROKERS = ""
+_THROTTLES = frozenset(("leader.replication.throttled.rate", "follower.replication.throttled.rate"))
+DYNAMIC = DYNAMIC_LOG | _THROTTLES
+
+
+class Kind(enum.Enum):
+    """What has properties, by the name of its section in the file."""
+
+    BROKER = "brokers"
+    GROUP = "groups"
+    METRICS = "client-metrics"
+
+
+TABLES: Mapping[Kind, Options] = {
+    Kind.BROKER: BROKER,
+    Kind.GROUP: GROUP,
+    Kind.METRICS: CLIENT_METRICS,
+}
+Properties = Mapping[str, str]
+
+
+class ChangedProperties:
+    """See the module.  A broker has one.  A broker that is not alone has no file (None), and
+    nothing to change."""
+
+    def __init__(self, directory: Path | None) -> None:
+        self._file = None if directory is None else directory / PROPERTIES_FILE
+        self._found: Mapping[Kind, Mapping[str, Properties]] = {kind: {} for kind in Kind}
+
+    def load(self) -> None:
+        """Read the file.  LogError, CorruptLogError."""
+        if self._file is None:
+            return
+        try:
+            document = json.loads(self._file.read_bytes())
+            self._found = {
+                kind: {
+                    str(name): {str(k): str(v) for k, v in properties.items()}
+                    for name, properties in document.get(kind.value, {}).items()
+                }
+                for kind in Kind
+            }
+        except (FileNotFoundError, NotADirectoryError):
+            return  # of a directory that cannot be, whoever opens the log tells
+        except OSError as e:
+            raise LogError(
+                f"cannot read {self._file}: {e.strerror}", hint="check its permissions"
+            ) from e
+        except (ValueError, AttributeError, RecursionError) as e:
+            raise CorruptLogError(
+                f"{self._file} is damaged: {e}",
+                hint="restore it, or remove it: what it changed is then as it was before",
+            ) from e
+
+    def of(self, kind: Kind, name: str) -> Properties:
+        """What was changed of one broker, group or subscription; ALL_BROKERS: of all brokers."""
+        return self._found[kind].get(name, {})
+
+    def names(self, kind: Kind) -> list[str]:
+        """Whose properties were changed."""
+        return sorted(self._found[kind])
+
+    def replace(self, kind: Kind, name: str, properties: Properties) -> None:
+        """Have these properties of `name` and no others, on disk.  LogError, and nothing has
+        changed."""
+        if self._file is None:
+            raise ConfigError(
+                f"properties of {kind.value} cannot be changed in a cluster yet",
+                hint="set them in the brokers' properties files",
+            )
+        section = {**self._found[kind], name: dict(properties)}
+        if not properties:
+            del section[name]
+        found = {**self._found, kind: section}
+        document = {"version": 1, **{k.value: found[k] for k in Kind}}
+        try:
+            replace_file(self._file, (json.dumps(document, indent=1) + "\n").encode())
+        except OSError as e:
+            raise LogError(
+                f"cannot write {self._file}: {e.strerror}",
+                hint="check space and permissions of the log directory",
+            ) from e
+        self._found = found
+
+
+def checked(kind: Kind, properties: Properties) -> dict[str, str]:
+    """Properties by their own names.  ConfigError for one that is unknown, cannot change, or has a
+    bad value."""
+    out = {}
+    for given, text in properties.items():
+        row = TABLES[kind].find(given)
+        if kind is Kind.BROKER and row.name not in DYNAMIC:
+            raise ConfigError(
+                f"the broker's property {row.name} cannot change while it runs",
+                hint="set it in its properties file and restart it",
+            )
+        row.parse(text)
+        out[row.name] = text
+    return out

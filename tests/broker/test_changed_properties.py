@@ -1,0 +1,198 @@
+"""Properties that are changed while the broker runs: they apply at once, are told with their
+sources, and survive a restart."""
+
+from __future__ import annotations
+
+import json
+import logging
+
+import pytest
+from confluent_kafka import KafkaException, Producer
+from confluent_kafka.admin import (
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    ResourceType,
+)
+
+import kdirect
+from kdirect.broker.changed_properties import PROPERTIES_FILE
+from kdirect.broker.config import BrokerConfig
+from kdirect.errors import ConfigError, CorruptLogError
+from kdirect.format import protocol as p
+from kdirect.format.schema import build
+
+BROKER, LOGGER, METRICS, GROUP = 4, 8, 16, 32
+DYNAMIC, FOR_ALL, FILE, DEFAULT = 2, 3, 4, 5
+
+
+def alter(connection, kind, name, *changes, validate_only=False):
+    """Codes of an IncrementalAlterConfigs; `changes`: (property, value), None deletes."""
+    configs = [
+        {"name": n, "config_operation": 1 if value is None else 0, "value": value}
+        for n, value in changes
+    ]
+    resource = {"resource_type": kind, "resource_name": name, "configs": configs}
+    request = build(
+        p.IncrementalAlterConfigsRequest, resources=[resource], validate_only=validate_only
+    )
+    (row,) = connection.call(request, 1).responses
+    return row.error_code
+
+
+def described(connection, kind, name):
+    """Property -> (value, source)."""
+    resource = {"resource_type": kind, "resource_name": name, "configuration_keys": None}
+    request = build(p.DescribeConfigsRequest, resources=[resource], include_synonyms=True)
+    (row,) = connection.call(request, 4).results
+    assert row.error_code == 0, row.error_message
+    return {c.name: (c.value, c.config_source) for c in row.configs}
+
+
+def test_the_nearest_value_counts_and_comes_back(tmp_path, raw):
+    with kdirect.Broker(log_dirs=tmp_path, log_retention_ms=5000) as b:
+        kdirect.connect(b.bootstrap_servers).admin.create_topic("t", 1)
+        connection = raw(b.bootstrap_servers)
+
+        def told():
+            broker = described(connection, BROKER, "1")["log.retention.ms"]
+            return broker, described(connection, 2, "t")["retention.ms"][0]
+
+        assert told() == (("5000", FILE), "5000")
+        assert alter(connection, BROKER, "", ("log.retention.ms", "6000")) == 0
+        assert told() == (("6000", FOR_ALL), "6000")
+        assert alter(connection, BROKER, "1", ("log.retention.ms", "7000")) == 0
+        assert told() == (("7000", DYNAMIC), "7000")
+        assert described(connection, BROKER, "") == {"log.retention.ms": ("6000", FOR_ALL)}
+    with kdirect.Broker(log_dirs=tmp_path, log_retention_ms=5000) as b:
+        connection = raw(b.bootstrap_servers)
+        (partition,) = [x for tp, x in b.server.logs.partitions.items() if tp.topic == "t"]
+        assert partition.config.retention_ms == 7000
+        assert told() == (("7000", DYNAMIC), "7000")
+        assert alter(connection, BROKER, "1", ("log.retention.ms", None)) == 0
+        assert told() == (("6000", FOR_ALL), "6000")
+        assert alter(connection, BROKER, "", ("log.retention.ms", None)) == 0
+        assert told() == (("5000", FILE), "5000")
+        assert partition.config.retention_ms == 5000
+
+
+def test_a_smaller_limit_holds_for_the_next_batch(broker, raw):
+    """By a stock client, for a topic that is there and for one that comes later; a topic's own
+    property goes before it."""
+    session = kdirect.connect(broker.bootstrap_servers)
+    session.admin.create_topic("t", 1)
+    session.admin.create_topic("own", 1, configs={"max.message.bytes": "100000"})
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers})
+    resource = ConfigResource(ResourceType.BROKER, "1")
+    resource.add_incremental_config(
+        ConfigEntry("message.max.bytes", "1000", incremental_operation=AlterConfigOpType.SET)
+    )
+    admin.incremental_alter_configs([resource])[resource].result(10)
+    session.admin.create_topic("later", 1)
+    failed = {}
+    producer = Producer({"bootstrap.servers": broker.bootstrap_servers, "linger.ms": 0})
+    for topic in ("t", "later", "own"):
+        producer.produce(
+            topic, b"x" * 5000, on_delivery=lambda e, m: failed.update({m.topic(): e is not None})
+        )
+    producer.flush(10)
+    assert failed == {"t": True, "later": True, "own": False}
+
+
+def test_what_cannot_be_is_refused_and_changes_nothing(broker, raw, tmp_path):
+    connection = raw()
+    before = described(connection, BROKER, "1")
+    for name, value in (
+        ("log.dirs", "/tmp/x"),
+        ("log.retention.ms", "soon"),
+        ("log.segment.bytes", "1"),
+        ("log.preallocate", "false"),
+        ("min.insync.replicas", "2"),  # there is one broker
+        ("nonsense", "1"),
+    ):
+        for whose in ("", "1"):
+            assert alter(connection, BROKER, whose, (name, value)) == 42, name
+    assert alter(connection, BROKER, "2", ("log.retention.ms", "1000")) == 42
+    assert alter(connection, BROKER, "1", ("log.retention.ms", "1"), validate_only=True) == 0
+    assert described(connection, BROKER, "1") == before
+
+
+def test_groups_and_subscriptions_keep_their_properties(tmp_path, raw):
+    with kdirect.Broker(log_dirs=tmp_path) as b:
+        connection = raw(b.bootstrap_servers)
+        assert alter(connection, GROUP, "g", ("consumer.session.timeout.ms", "50000")) == 0
+        assert alter(connection, GROUP, "g", ("consumer.session.timeout.ms", "1")) == 40
+        assert alter(connection, GROUP, "g", ("share.session.timeout.ms", "50000")) == 40
+        assert alter(connection, METRICS, "m", ("match", "client_id=a.*"), ("metrics", "*")) == 0
+        assert alter(connection, METRICS, "m", ("match", "client_id=(")) == 40
+        assert alter(connection, METRICS, "m", ("match", "shoe=a")) == 40
+        assert alter(connection, GROUP, "", ("consumer.session.timeout.ms", "50000")) == 42
+    with kdirect.Broker(log_dirs=tmp_path) as b:
+        connection = raw(b.bootstrap_servers)
+        group = described(connection, GROUP, "g")
+        assert group["consumer.session.timeout.ms"] == ("50000", 8)
+        assert group["consumer.heartbeat.interval.ms"] == ("5000", DEFAULT)
+        assert described(connection, METRICS, "m")["match"] == ("client_id=a.*", 7)
+        for kind, name in ((GROUP, "g"), (METRICS, "m")):
+            request = build(p.ListConfigResourcesRequest, resource_types=[kind])
+            found = connection.call(request, 1).config_resources
+            assert [(r.resource_type, r.resource_name) for r in found] == [(kind, name)]
+        assert alter(connection, GROUP, "g", ("consumer.session.timeout.ms", None)) == 0
+        request = build(p.ListConfigResourcesRequest, resource_types=[GROUP])
+        assert connection.call(request, 1).config_resources == []
+
+
+def test_levels_of_loggers(broker, raw):
+    connection = raw()
+    logger = logging.getLogger("kdirect.broker")
+    before = logger.level
+    try:
+        assert alter(connection, LOGGER, "1", ("kdirect.broker", "DEBUG")) == 0
+        assert logger.level == logging.DEBUG
+        assert described(connection, LOGGER, "1")["kdirect.broker"] == ("DEBUG", 6)
+        assert alter(connection, LOGGER, "1", ("kdirect.broker", "LOUD")) == 40
+        assert alter(connection, LOGGER, "1", ("no.logger", "INFO")) == 40
+        assert alter(connection, LOGGER, "", ("kdirect.broker", "INFO")) == 42
+        assert alter(connection, LOGGER, "1", ("root", None)) == 42
+        assert alter(connection, LOGGER, "1", ("kdirect.broker", None)) == 0
+        assert logger.level == logging.NOTSET
+    finally:
+        logger.setLevel(before)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", json.dumps({"brokers": []})])
+def test_a_damaged_file_is_an_error_with_its_name(tmp_path, text):
+    with kdirect.Broker(log_dirs=tmp_path):
+        pass
+    (tmp_path / PROPERTIES_FILE).write_text(text)
+    with pytest.raises(CorruptLogError, match=PROPERTIES_FILE):
+        kdirect.Broker(log_dirs=tmp_path).start()
+
+
+def test_a_value_that_is_no_longer_possible_is_an_error(tmp_path):
+    document = {"version": 1, "brokers": {"1": {"min.insync.replicas": "3"}}}
+    tmp_path.joinpath(PROPERTIES_FILE).write_text(json.dumps(document))
+    with pytest.raises(ConfigError, match=r"min\.insync\.replicas"):
+        kdirect.Broker(log_dirs=tmp_path).start()
+
+
+def test_values_of_the_broker_go_before_those_of_all():
+    config = BrokerConfig({"message.max.bytes": "3000"})
+    values = config.changed_by({"message.max.bytes": "4000"}, {})
+    assert values["message.max.bytes"] == 4000 and config["message.max.bytes"] == 3000
+    values = config.changed_by({"message.max.bytes": "4000"}, {"message.max.bytes": "5000"})
+    config.change(values)
+    assert config["message.max.bytes"] == 5000
+    config.change(config.changed_by({}, {}))
+    assert config["message.max.bytes"] == 3000
+
+
+def test_a_stock_client_sees_a_refusal(broker):
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers})
+    resource = ConfigResource(ResourceType.BROKER, "1")
+    resource.add_incremental_config(
+        ConfigEntry("log.dirs", "/x", incremental_operation=AlterConfigOpType.SET)
+    )
+    with pytest.raises(KafkaException, match="cannot change while it runs"):
+        admin.incremental_alter_configs([resource])[resource].result(10)
