@@ -141,6 +141,12 @@ METRICS: tuple[Metric, ...] = (
         "broker",
         "Of the requests, Produce and Fetch that were answered at once by compiled code.",
     ),
+    Metric(
+        "broker_fetch_sessions",
+        "sessions",
+        "broker",
+        "Sessions of clients that fetch (KIP-227) which are kept now.",
+    ),
     Metric("broker_appends", "requests", "broker", "Appends to a partition by Produce requests."),
     Metric("broker_append_bytes", "bytes", "broker", "Their bytes."),
     Metric(

@@ -220,6 +220,8 @@ BROKER = Options("Broker properties", (
     Option("fetch.max.bytes", "bytes", 57_671_680,
            "Largest response to a Fetch. A response whose first batch alone is larger is still "
            "sent.", low=1024, high=0x7FFFFFFF),
+    Option("max.incremental.fetch.session.cache.slots", "int", 1000,
+           "Sessions of clients that fetch (KIP-227) which are kept; 0: none.", low=0),
     # topics
     Option("auto.create.topics.enable", "bool", True,
            "Create a topic when a client first asks for it."),

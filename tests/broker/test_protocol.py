@@ -179,10 +179,14 @@ def test_the_data_path_responses_are_what_the_schema_says():
         Fetched(3, 0, 100, 90, 5, [b"abc", memoryview(b"def")], 6),
         Fetched(4, 1, -1, -1, -1, [], 0),
     ]
-    for version in range(4, 13):
-        body = b"".join(fetch_response(version, 0, [("t", fetched), ("u" * 200, fetched)]))
+    for version in range(4, p.API_NAMES["Fetch"].high + 1):
+        names = ["t", "u" * 200] if version < 13 else [uuid.UUID(int=1), uuid.UUID(int=2)]
+        topics = [(x if version < 13 else x.bytes, fetched) for x in names]
+        body = b"".join(fetch_response(version, 0, topics, session_id=7))
         message, end = schema.decoder(p.FetchResponse, version)(memoryview(body), 0, len(body))
-        assert end == len(body) and [t.topic for t in message.responses] == ["t", "u" * 200]
+        named = [t.topic if version < 13 else t.topic_id for t in message.responses]
+        assert end == len(body) and named == names
+        assert version < 7 or message.session_id == 7
         one, two = message.responses[1].partitions
         assert (
             one.partition_index,

@@ -34,7 +34,6 @@ _IGNORED = """
     super.users allow.everyone.if.no.acl.found compression.type inter.broker.protocol.version
     log.message.format.version replica.fetch.max.bytes num.replica.fetchers
     initial.broker.registration.timeout.ms broker.heartbeat.interval.ms broker.session.timeout.ms
-    max.incremental.fetch.session.cache.slots
     metrics.num.samples log.cleaner.delete.retention.ms log.cleaner.min.cleanable.ratio
     log.cleaner.min.compaction.lag.ms log.cleaner.max.compaction.lag.ms log.segment.delete.delay.ms
     log.roll.jitter.ms log.roll.jitter.hours

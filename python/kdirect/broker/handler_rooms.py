@@ -75,6 +75,7 @@ class HandlerRooms:
         quorum = QuorumHandlers(services)
         of_cluster = [self.versions, cluster, quorum, LogDirHandlers(services), configs]
         rooms = [data, *of_cluster, *groups, RefusedHandlers(services), *rooms]
+        self.fetch_sessions = data.sessions
         # Of a broker that is alone: in a cluster there is more to ask.
         self.plain = PlainRequests(data, services) if member is None else None
         for handlers in rooms:

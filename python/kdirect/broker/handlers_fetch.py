@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from kdirect.broker.answers import Answer, later
 from kdirect.broker.connection import Connection
 from kdirect.broker.failures import explain
+from kdirect.broker.fetch_contexts import FetchContexts
 from kdirect.broker.handlers_lookups import LookupHandlers, Reader
 from kdirect.broker.remote_requests import RemoteRead
 from kdirect.broker.services import Services
@@ -23,11 +24,6 @@ from kdirect.format import protocol as p
 from kdirect.format.datapath import Fetched, fetch_response
 from kdirect.format.error_codes import ErrorCode
 from kdirect.log.partition import Partition
-from kdirect.model import TopicPartition
-
-# Session epochs of a Fetch that names all its partitions: 0 asks for a session, -1 for none.  The
-# session id says which session ends, if any.
-_FULL_FETCH = (0, -1)
 
 
 class Collected(NamedTuple):
@@ -47,21 +43,24 @@ class FetchHandlers(LookupHandlers):
     def __init__(self, services: Services) -> None:
         super().__init__(services)
         self._fetch_max_bytes: int = services.config["fetch.max.bytes"]
+        self._contexts = FetchContexts(services)
+        self.sessions = self._contexts.cache
 
     def fetch(self, connection: Connection, header: p.RequestHeader, request: Any) -> Answer:
         version = header.api_version
-        # An incremental Fetch belongs to a session, and this broker opens no sessions.
-        if request.session_epoch not in _FULL_FETCH:
-            return Answer(fetch_response(version, ErrorCode.FETCH_SESSION_ID_NOT_FOUND, ()))
+        asked = self._contexts.begin(version, request)
+        if isinstance(asked, int):
+            return Answer(fetch_response(version, asked, ()))
         reader = Reader(version, getattr(request, "rack_id", ""), request.isolation_level == 1)
-        collected = self._collect(reader, request, wait=False)
+        collected = self._collect(reader, asked, wait=False)
         if collected is None:
-            return later(self._fetch_cold(reader, request))
+            return later(self._fetch_cold(reader, asked))
+        asked.looked(collected.topics)
         if collected.is_remote:
-            return later(self._answer_fetch(reader, request, collected))
-        if self._is_enough(request, collected):
-            return _fetched(version, request, collected.topics)
-        return later(self._wait_for_records(reader, request, collected.size))
+            return later(self._answer_fetch(reader, asked, collected))
+        if self._is_enough(asked, collected):
+            return asked.answer(collected.topics)
+        return later(self._wait_for_records(reader, asked, collected.size))
 
     async def _answer_fetch(self, reader: Reader, request: Any, collected: Collected) -> Answer:
         """The answer, once remote storage has had its time."""
@@ -70,14 +69,14 @@ class FetchHandlers(LookupHandlers):
             assert self._remote is not None
             room = min(request.max_bytes, self._fetch_max_bytes) - collected.size
             await self._remote.fill(topics, room, request.max_wait_ms / 1000)
-        return _fetched(reader.version, request, topics)
+        return request.answer(topics)
 
     def _is_enough(self, request: Any, collected: Collected) -> bool:
         return (
             collected.size >= request.min_bytes
             or request.max_wait_ms <= 0
             or collected.urgent
-            or not collected.topics
+            or request.is_empty
         )
 
     async def _fetch_cold(self, reader: Reader, request: Any) -> Answer:
@@ -95,20 +94,20 @@ class FetchHandlers(LookupHandlers):
             read = partial(self._collect, reader, request, wait=True)
             collected = await self._services.files.read(read)
         assert collected is not None
+        request.looked(collected.topics)
         return collected
 
     async def _wait_for_records(self, reader: Reader, request: Any, size: int) -> Answer:
         """Look again whenever records arrive, and answer once there are min_bytes or max_wait_ms
         are over.  `size`: how many bytes of records there were at the first look."""
         services = self._services
-        partitions = [
-            TopicPartition(t.topic, x.partition) for t in request.topics for x in t.partitions
-        ]
+        partitions = request.awaited()
         loop = asyncio.get_running_loop()
         deadline = loop.time() + request.max_wait_ms / 1000
         services.counters.fetch_waits += 1
         while True:
             waiter = services.waiters.add(partitions, request.min_bytes - size)
+            request.wait(waiter)
             timer = loop.call_at(deadline, waiter.wake)
             try:
                 for tp in partitions:
@@ -124,6 +123,7 @@ class FetchHandlers(LookupHandlers):
                 await waiter.future
             finally:
                 timer.cancel()
+                request.end_wait(waiter)
                 services.waiters.remove(waiter)
             found = await self._collected(reader, request)
             size = found.size
@@ -165,9 +165,11 @@ class FetchHandlers(LookupHandlers):
         return Fetched(x.partition, code, -1, -1, -1, (), 0)
 
     def _read(
-        self, reader: Reader, name: str, x: Any, room: int, first: bool, wait: bool
+        self, reader: Reader, name: Any, x: Any, room: int, first: bool, wait: bool
     ) -> Fetched | None:
         index, committed_only = x.partition, reader.committed_only
+        if not isinstance(name, str):
+            return Fetched(index, ErrorCode.UNKNOWN_TOPIC_ID, -1, -1, -1, (), 0)
         try:
             to_read = self._to_read(reader, name, x)
             if isinstance(to_read, Fetched):
@@ -217,7 +219,3 @@ class FetchHandlers(LookupHandlers):
             return Fetched(index, 0, high_watermark, stable, start, read, 0)
         except Exception as e:
             return self._unread(name, x, e)
-
-
-def _fetched(version: int, request: Any, topics: list[tuple[str, list[Fetched]]]) -> Answer:
-    return Answer(fetch_response(version, 0, topics, request.isolation_level == 1))

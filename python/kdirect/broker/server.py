@@ -497,6 +497,7 @@ class BrokerServer:
         out: dict[str, Any] = {
             "broker_requests": sum(c.requests.values()),
             "broker_requests_by_api": dict(c.requests),
+            "broker_fetch_sessions": len(self.handlers.fetch_sessions.sessions),
             "broker_plain_requests": 0
             if self.handlers.plain is None
             else self.handlers.plain.served,

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from typing import Any
 
 from kdirect.broker.scheduler import soon
 from kdirect.model import TopicPartition
@@ -65,13 +66,22 @@ class Waiters:
             waiter.wake()
         return waiter
 
+    def stand(self, tp: TopicPartition, waiter: Any) -> None:
+        """Have `waiter.wake` called for each growth of `tp` until `leave`; it has `missing` as a
+        Waiter has."""
+        self._waiting.setdefault(tp, set()).add(waiter)
+
+    def leave(self, tp: TopicPartition, waiter: Any) -> None:
+        """Undo `stand`."""
+        waiting = self._waiting.get(tp)
+        if waiting is not None:
+            waiting.discard(waiter)
+            if not waiting:
+                del self._waiting[tp]
+
     def remove(self, waiter: Waiter) -> None:
         for tp in waiter.partitions:
-            waiting = self._waiting.get(tp)
-            if waiting is not None:
-                waiting.discard(waiter)
-                if not waiting:
-                    del self._waiting[tp]
+            self.leave(tp, waiter)
 
     def notify(self, tp: TopicPartition, size: int = -1) -> None:
         """Records are readable on `tp`: `size` bytes of them, or -1: unknown, look again."""

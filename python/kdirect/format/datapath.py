@@ -2,7 +2,7 @@
 
 The two responses of the data path: record bytes of a Fetch go out as the views that the log hands
 out, never through an encoder.  Field by field these follow Kafka's FetchResponse.json (versions 4
-to 12) and ProduceResponse.json (versions 0 to 10); a test compares them with the schema-driven
+to 18) and ProduceResponse.json (versions 0 to 10); a test compares them with the schema-driven
 decoder.
 """
 
@@ -97,10 +97,13 @@ def uvarint(value: int) -> bytes:
 def fetch_response(
     version: int,
     error: int,
-    topics: Iterable[tuple[str, Sequence[Fetched]]],
+    topics: Iterable[tuple[Any, Sequence[Fetched]]],
     committed_only: bool = False,
+    *,
+    session_id: int = 0,
 ) -> list[Any]:
-    """The body as a list of buffers, in order.  The aborted transactions, of which there are none,
+    """The body as a list of buffers, in order.  From version 13 on topics are named by the 16 bytes
+    of their ids.  The aborted transactions, of which there are none,
     are an empty list for a consumer that reads what is committed only, and null for others, as in
     Kafka."""
     topics = list(topics)
@@ -108,11 +111,13 @@ def fetch_response(
     flexible = version >= 12
     aborted = uvarint(int(committed_only)) if flexible else _I32.pack(0 if committed_only else -1)
     before_records = aborted + _NO_REPLICA if version >= 11 else aborted
-    piece = bytearray(_FETCH_HEAD.pack(0, error, 0) if version >= 7 else _I32.pack(0))
+    piece = bytearray(_FETCH_HEAD.pack(0, error, session_id) if version >= 7 else _I32.pack(0))
     piece += uvarint(len(topics) + 1) if flexible else _I32.pack(len(topics))
     for name, partitions in topics:
-        text = name.encode()
-        if flexible:
+        text = name if version >= 13 else name.encode()
+        if version >= 13:
+            piece += text + uvarint(len(partitions) + 1)
+        elif flexible:
             piece += uvarint(len(text) + 1) + text + uvarint(len(partitions) + 1)
         else:
             piece += _I16.pack(len(text)) + text + _I32.pack(len(partitions))

@@ -317,13 +317,12 @@ class Api(NamedTuple):
 
 
 # The highest version of each API that we speak, where it is not the highest that the schemas know:
-# Fetch and OffsetCommit/OffsetFetch up to the last that names topics (later ones use topic ids),
+# OffsetCommit/OffsetFetch up to the last that names topics (later ones use topic ids),
 # Produce up to the last before the transaction protocol of KIP-890, ListOffsets up to the last
 # without tiered-storage sentinels of KIP-1023, InitProducerId and DescribeLogDirs up to Kafka
 # 4.1's.
 _HIGHEST = {
     "Produce": 10,
-    "Fetch": 12,
     "ListOffsets": 10,
     "OffsetCommit": 9,
     "OffsetFetch": 9,
