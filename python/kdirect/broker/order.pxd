@@ -40,6 +40,7 @@ cdef struct arrived_t:
     uint32_t length           # 0: not arrived
     uint16_t file_id          # whose acknowledgement; 0: nobody's
     uint8_t checked           # the kernel's `check` has passed the broker's own request
+    uint8_t marker            # that request is a marker of a transaction's coordinator
 
 cdef struct head_t:
     uint8_t state

@@ -81,7 +81,7 @@ cdef int order_arrived(head_t* h, uint16_t order, const uint8_t* data, uint32_t 
     at.data = data
     at.length = length
     at.file_id = file_id
-    at.checked = 0
+    at.checked = at.marker = 0
     h.waiting += 1
     return ARRIVED
 

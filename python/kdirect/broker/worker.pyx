@@ -186,10 +186,12 @@ cdef class ProduceWorker(PushTables):
             pthread_mutex_unlock(&self._lock)
         self._wake()
 
-    def submit_broker_request(self, ProduceHead head, uint16_t order, data, bint checked=False):
+    def submit_broker_request(self, ProduceHead head, uint16_t order, data, bint checked=False,
+                              bint marker=False):
         """The broker's own request, whole batches, whose order and room were reserved: committed
         when its turn comes.  `checked`: `CommitKernel.check` has passed them, and nobody writes
-        them since, so their CRCs are not computed again.  The answers to own requests that are
+        them since, so their CRCs are not computed again.  `marker`: it is a marker of a
+        transaction's coordinator, which no producer may write.  The answers to own requests that are
         known now, this one's or others'; later ones go to `on_broker_requests`.  Raises
         AccessDeniedError when the head has ended."""
         cdef const uint8_t[::1] view = data
@@ -206,6 +208,7 @@ cdef class ProduceWorker(PushTables):
             raise AccessDeniedError(f"order {order} cannot be taken: the head has ended",
                                     hint="reserve again on the next one")
         head.h.ring[order & head.h.mask].checked = checked
+        head.h.ring[order & head.h.mask].marker = marker
         self._broker_requests += 1
         with nogil:
             self._commit_run(&head.h, self._wall_ms(), self._now())
@@ -305,7 +308,10 @@ cdef class ProduceWorker(PushTables):
         if r != NULL:
             (<CommitKernel> h.kernel).c_begin()
             while r != NULL:
-                if r.data != NULL:
+                if r.data != NULL and r.marker:
+                    error = (<CommitKernel> h.kernel).c_append_marker_next(
+                        h.segment_base_offset, r.data, r.length, now_ms, &result)
+                elif r.data != NULL:
                     error = (<CommitKernel> h.kernel).c_append_next(
                         h.segment_base_offset, r.data, r.length, now_ms, r.checked, &result)
                 else:

@@ -57,6 +57,10 @@ cdef class CommitKernel:
                            int64_t now_ms, bint checked, commit_result* out) noexcept nogil
     # `c_append` in a run, or WRONG_POSITION as above.  `checked`: `check` has passed these bytes,
     # and nobody has written that memory since, so their CRCs are not computed again.
+    cdef int c_append_marker_next(self, int64_t segment_base_offset, const uint8_t* data,
+                                  uint32_t length, int64_t now_ms,
+                                  commit_result* out) noexcept nogil
+    # The same of a transaction's marker; see `kernel_transactions.append_marker`.
 
     # The rest
 

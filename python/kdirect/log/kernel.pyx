@@ -50,7 +50,7 @@ from libc.string cimport memcpy
 
 from kdirect.format.layout cimport SLOT_FLAG_REVOKED
 from kdirect.log.commit cimport (
-    append_request, append_stamped, check_batches, clear_piece, clear_result,
+    append_marker, append_request, append_stamped, check_batches, clear_piece, clear_result,
     commit_request, commit_stamped, finish_request)
 from kdirect.log.producers cimport reserve_producers
 from kdirect.log.results cimport CommitResult, to_python
@@ -173,6 +173,18 @@ cdef class CommitKernel:
             error = COMMIT_WRONG_POSITION
         else:
             error = append_request(s, data, length, now_ms, checked, out)
+        return finish_request(s, error, out)
+
+    cdef int c_append_marker_next(self, int64_t segment_base_offset, const uint8_t* data,
+                                  uint32_t length, int64_t now_ms,
+                                  commit_result* out) noexcept nogil:
+        cdef kernel_state* s = <kernel_state*> self._state
+        cdef int error
+        clear_result(out)
+        if s.data != NULL and s.base != segment_base_offset:
+            error = COMMIT_WRONG_POSITION
+        else:
+            error = append_marker(s, data, length, now_ms, out)
         return finish_request(s, error, out)
 
     cdef int64_t c_high_watermark(self) noexcept nogil:
