@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kdirect.cleaner_metrics import CLEANER_ROWS
 from kdirect.remote_metrics import REMOTE_ROWS
 from kdirect.state_metrics import SLASH_ROWS, STATE_ROWS
 
@@ -596,6 +597,7 @@ METRICS: tuple[Metric, ...] = (
     ),
     Metric("block_retained_bytes", "bytes", "memory", "Memory kept for the next ones."),
     *(Metric(name, unit, "storage", help) for name, unit, help in REMOTE_ROWS),
+    *(Metric(name, unit, "broker", help) for name, unit, help in CLEANER_ROWS),
 )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 
+from kdirect.cleaner_options import CLEANER_BROKER_ROWS, CLEANER_TOPIC_ROWS
 from kdirect.errors import ConfigError
 from kdirect.option_table import Option, Options
 from kdirect.remote_options import (
@@ -153,9 +154,7 @@ BROKER = Options("Broker properties", (
            "no limit (topic: retention.bytes).", low=-1),
     Option("log.retention.check.interval.ms", "ms", 300_000,
            "How often the broker checks for segments to delete.", low=1),
-    Option("log.cleanup.policy", "enum", "delete",
-           "What happens to old segments (topic: cleanup.policy). Compaction is not available.",
-           choices=("delete",)),
+    *CLEANER_BROKER_ROWS,
     Option("log.flush.interval.messages", "long", (1 << 63) - 1,
            "Call fsync after this many records of a partition (topic: flush.messages).", low=1),
     Option("log.flush.interval.ms", "ms", None,
@@ -321,18 +320,15 @@ BROKER = Options("Broker properties", (
 # does not ask for the feature: `only` holds the one value that does not.  A property that matters
 # only within a missing feature accepts any value.  Such values are kept and shown, without effect.
 _AS_SENT = "batches are kept as the producer sent them"
-_COMPACTED = "Applies to cleanup.policy=compact only, so it has no effect; any value is accepted."
 _LEVEL = "Applies to compression.type={} only, so it has no effect; any level is accepted."
 TOPIC = Options("Topic properties", (
-    Option("cleanup.policy", "list", ["delete"], "What happens to old segments.", only=["delete"],
-           why="there is no compaction", synonym="log.cleanup.policy"),
+    *CLEANER_TOPIC_ROWS,
     Option("compression.gzip.level", "int", -1, _LEVEL.format("gzip"), low=-1, high=9,
            check=_gzip_level),
     Option("compression.lz4.level", "int", 9, _LEVEL.format("lz4"), low=1, high=17),
     Option("compression.type", "enum", "producer", "The codec of stored batches.",
            choices=("producer",), why=_AS_SENT),
     Option("compression.zstd.level", "int", 3, _LEVEL.format("zstd"), low=-131_072, high=22),
-    Option("delete.retention.ms", "ms", 86_400_000, _COMPACTED, low=0),
     Option("file.delete.delay.ms", "ms", 60_000,
            "Files of deleted segments are removed at once; readers that have them open keep them. "
            "Any value is accepted.", low=0),
@@ -350,7 +346,6 @@ TOPIC = Options("Topic properties", (
            "Leaders that leader.replication.throttled.rate holds back: partition:broker, "
            "separated by commas, or * for all. Followers in sync are not held back.",
            check=_throttled_replicas, alone=[]),
-    Option("max.compaction.lag.ms", "ms", (1 << 63) - 1, _COMPACTED, low=1),
     Option("max.message.bytes", "bytes", None, "Overrides message.max.bytes.", low=61,
            high=0x7FFFF000, synonym="message.max.bytes"),
     Option("message.timestamp.after.max.ms", "ms", None,
@@ -361,8 +356,6 @@ TOPIC = Options("Topic properties", (
            synonym="log.message.timestamp.before.max.ms"),
     Option("message.timestamp.type", "enum", None, "Overrides log.message.timestamp.type.",
            choices=("CreateTime", "LogAppendTime"), synonym="log.message.timestamp.type"),
-    Option("min.cleanable.dirty.ratio", "float", 0.5, _COMPACTED, low=0, high=1),
-    Option("min.compaction.lag.ms", "ms", 0, _COMPACTED, low=0),
     Option("min.insync.replicas", "int", None, "Overrides min.insync.replicas of the broker.",
            low=1, high=32767, alone=1, synonym="min.insync.replicas"),
     Option("preallocate", "bool", True,

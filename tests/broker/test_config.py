@@ -134,7 +134,7 @@ def test_bad_listeners(text):
         ({"min.insync.replicas": "2"}, "min.insync.replicas.*zookeeper.connect"),
         ({"zookeeper.connect": "z:2181", "process.roles": "broker"}, "process.roles"),
         ({"advertised.listeners": "0.0.0.0:1"}, "advertised.listeners"),
-        ({"log.cleanup.policy": "compact"}, "use one of delete"),
+        ({"log.cleanup.policy": "keep"}, "use delete, compact, or both"),
     ],
 )
 def test_bad_properties(properties, says):

@@ -84,13 +84,14 @@ WRONG: tuple[tuple[dict[str, str], str], ...] = (
      r"local\.retention\.ms: '5'.*remote\.log\.copy\.disable=true.*-2"),
     ({"remote.log.copy.disable": "true", "local.retention.bytes": "5"},
      r"local\.retention\.bytes: '5'.*give -1, which is retention\.bytes, or -2"),
+    ({"cleanup.policy": "compact"}, "what is compacted is not tiered"),
     ({"local.retention.ms": "5", "remote.copy.lag.ms": "6"}, r"remote\.copy\.lag\.ms: '6'"),
     ({"retention.bytes": "5", "remote.copy.lag.bytes": "6"}, r"remote\.copy\.lag\.bytes: '6'"),
 )  # fmt: skip
 WRONG_ALONE = (
     ("remote.copy.lag.ms", "-2", "at least -1"),
     ("local.retention.ms", "-3", "at least -2"),
-    ("cleanup.policy", "compact", "compaction"),
+    ("cleanup.policy", "keep", "delete, compact"),
     ("remote.log.client.access", "presigned", "inherit, broker"),
 )
 

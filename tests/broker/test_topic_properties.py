@@ -17,7 +17,7 @@ from kdirect.options import TOPIC
 # Values that change nothing here, each beside one that would (None: there is none), and a word of
 # the reason.
 HARMLESS = {
-    "cleanup.policy": ("delete", "compact", "compaction"),
+    "cleanup.policy": ("delete", "keep", "delete, compact"),
     "compression.gzip.level": ("-1", "0", ""),
     "compression.lz4.level": ("9", "18", "at most 17"),
     "compression.type": ("producer", "gzip", "as the producer sent them"),
@@ -173,7 +173,7 @@ def test_lists_are_appended_to_and_subtracted_from(client):
     alter(client, "t", "leader.replication.throttled.replicas", "0:1", kinds.SUBTRACT)
     assert described(client, "t")["leader.replication.throttled.replicas"] == ("", True)
     for name, value, how in (
-        ("cleanup.policy", "compact", kinds.APPEND),
+        ("cleanup.policy", "keep", kinds.APPEND),
         ("cleanup.policy", "delete", kinds.SUBTRACT),
         ("retention.ms", "1", kinds.APPEND),
     ):

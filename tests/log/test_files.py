@@ -133,7 +133,7 @@ def test_default_sizes() -> None:
     for name, value in (
         ("segment.bytes", "100"),
         ("retention.msx", "5"),
-        ("cleanup.policy", "compact"),
+        ("cleanup.policy", "keep"),
         ("preallocate", "false"),
     ):
         with pytest.raises(ConfigError, match=name[:9]):

@@ -14,6 +14,7 @@ from typing import Any
 from kdirect.errors import ConfigError
 from kdirect.format.error_codes import ErrorCode
 from kdirect.option_table import Option, Options
+from kdirect.options import BROKER
 
 TOPIC_RESOURCE = 2
 BROKER_RESOURCE = 4
@@ -53,7 +54,8 @@ def operation_of(config: Any) -> int:
 def changed_list(row: Option, own: str | None, value: str, operation: int) -> str:
     """The list `own`, or the default, with the elements of `value` added or removed.  Whether the
     result is allowed is checked later."""
-    before = (row.default if own is None else row.parse(own)) or []
+    default = BROKER.find(row.synonym).default if row.synonym else row.default
+    before = (default if own is None else row.parse(own)) or []
     given = [x.strip() for x in value.split(",") if x.strip()]
     if operation == APPEND:
         return ",".join([*before, *(x for x in given if x not in before)])

@@ -214,7 +214,10 @@ class DataHandlers(FetchHandlers):
     def takes_plain_appends(self, partition: Partition) -> bool:
         """Is an append to this partition, which is free, the kernel's work alone, and is it
         acknowledged at once?  Asked when the partition's `config` has been replaced."""
-        return partition.config.flush_messages == NEVER and partition.gate.is_open
+        config = partition.config
+        if config.compacts:  # its records are looked into
+            return False
+        return config.flush_messages == NEVER and partition.gate.is_open
 
     def refused_plainly(
         self,

@@ -134,6 +134,12 @@ class ProduceAccess:
                 layout.ERROR_ACCESS_DISABLED,
                 "RDMA produce is switched off on this broker (rdma.produce=false); use TCP",
             )
+        if config.compacts:
+            raise RefusedError(
+                layout.ERROR_ACCESS_DISABLED,
+                f"{tp} is compacted, and its records are checked for keys before they lie in its"
+                " log; use TCP",
+            )
         if request.mode not in (
             layout.PRODUCE_EXCLUSIVE,
             layout.PRODUCE_SHARED,

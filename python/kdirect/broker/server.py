@@ -20,6 +20,7 @@ from typing import Any
 from kdirect.broker.answers import Answer
 from kdirect.broker.appends import Appends
 from kdirect.broker.changed_properties import ALL_BROKERS, ChangedProperties, Kind, checked
+from kdirect.broker.cleaner import LogCleaner
 from kdirect.broker.closing import Ending
 from kdirect.broker.cluster_view import ClusterLayout, ClusterView
 from kdirect.broker.config import BrokerConfig, Listener, format_address
@@ -109,8 +110,12 @@ class BrokerServer:
         self._servers: list[asyncio.Server] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping = False
-        self._periodic = PeriodicWork(config, environment, self.logs, self.files, self.topics)
+        self._make_upkeep(environment)
         self._all_gone = asyncio.Event()
+
+    def _make_upkeep(self, environment: Environment) -> None:
+        self.cleaner = LogCleaner(self.config, self.logs, environment.time_ms)
+        self._periodic = PeriodicWork(self.config, environment, self.logs, self.files, self.topics)
 
     def _as_member(self, layout: ClusterLayout | None) -> Any:
         """The `Member`, where zookeeper.connect names the cluster; else None, and nothing of a
@@ -269,6 +274,7 @@ class BrokerServer:
         except BaseException:
             await self._end_start()
             raise
+        self.cleaner.start()
         self._periodic.start(loop, self.groups.expire_offsets, self._close_idle)
 
     def _load_properties(self) -> None:
@@ -292,7 +298,7 @@ class BrokerServer:
             ending.step(self.access.stop)
         if self.remote is not None:
             ending.step(self.remote.close)
-        for close in (self.files.close, self.flusher.close, self.logs.close):
+        for close in (self.cleaner.stop, self.files.close, self.flusher.close, self.logs.close):
             ending.step(close)
         try:
             ending.tell()
@@ -351,6 +357,7 @@ class BrokerServer:
             await ending.wait(_on_a_thread(self.access.stop))
         if self.remote is not None:
             await ending.wait(_on_a_thread(self.remote.close))
+        await ending.wait(_on_a_thread(self.cleaner.stop))
         await ending.wait(_on_a_thread(self.files.close))
         await ending.wait(_on_a_thread(self.flusher.close))
         await ending.wait(_on_a_thread(self.logs.close))
@@ -517,6 +524,7 @@ class BrokerServer:
             "broker_groups": len(self.groups.coordinator.groups),
         }
         out.update(self.logs.statistics())
+        out.update(self.cleaner.statistics())
         if self.member is not None:
             out.update(self.member.statistics())
         if self.access is not None:

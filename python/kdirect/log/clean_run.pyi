@@ -3,8 +3,13 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from typing_extensions import Buffer
+
 from kdirect.log.key_offsets import KeyOffsets
 
+ALL_KEYED: int
+NOT_KEYED: int
+COMPRESSED: int
 AT_END: int
 ASKS: int
 IS_FULL: int
@@ -61,3 +66,6 @@ class CleanRun:
     ) -> bytes | None: ...
     def put_compressed(self, records: bytes) -> None: ...
     def take(self) -> bytes: ...
+
+def look_for_keys(data: Buffer) -> int: ...
+def records_are_keyed(plain: Buffer, count: int) -> bool: ...

@@ -27,7 +27,8 @@ from libc.string cimport memcpy
 
 from cpython.bytes cimport PyBytes_FromStringAndSize
 
-from kdirect.format.batch cimport BATCH_OK, batch_info, check_batch_crc, offsets_are_possible
+from kdirect.format.batch cimport (
+    BATCH_OK, batch_info, check_batch_crc, offsets_are_possible, parse_batch_header)
 from kdirect.format.layout cimport (
     ATTRIBUTE_CODEC_MASK, ATTRIBUTE_CONTROL, ATTRIBUTE_DELETE_HORIZON, ATTRIBUTE_LOG_APPEND_TIME,
     ATTRIBUTE_TRANSACTIONAL, BATCH_ATTRIBUTES, BATCH_BASE_OFFSET, BATCH_BASE_SEQUENCE,
@@ -568,3 +569,52 @@ cdef class CleanRun:
         out = PyBytes_FromStringAndSize(<char*> self.out, self.used)
         self.used = 0
         return out
+
+
+# -- produced records ------------------------------------------------------------------------------
+
+cdef enum:
+    KEYS_ARE_THERE = 0
+    KEYS_ARE_MISSING = 1       # or the records are damaged
+    KEYS_ARE_COMPRESSED = 2
+
+ALL_KEYED = KEYS_ARE_THERE
+NOT_KEYED = KEYS_ARE_MISSING
+COMPRESSED = KEYS_ARE_COMPRESSED
+
+
+cdef int _look_for_keys(int32_t count, const uint8_t* p, const uint8_t* end) noexcept nogil:
+    cdef record_view r
+    cdef int32_t i
+    cdef int error
+    for i in range(count):
+        p = parse_record(p, end, &r, &error)
+        if p == NULL or r.key_length < 0:
+            return KEYS_ARE_MISSING
+    return KEYS_ARE_THERE if p == end else KEYS_ARE_MISSING
+
+
+def look_for_keys(const uint8_t[::1] data):
+    """Has each record of whole batches a key, as a compacted topic asks?  ALL_KEYED, NOT_KEYED,
+    also where a record is damaged; COMPRESSED where that cannot be seen (`records_are_keyed`).
+    What is no whole batch is left to whoever appends it."""
+    cdef batch_info b
+    cdef size_t at = 0, n = data.shape[0]
+    cdef int code = KEYS_ARE_THERE
+    with nogil:
+        while at < n and code == KEYS_ARE_THERE:
+            if parse_batch_header(&data[at], n - at, &b) != BATCH_OK or b.size > n - at:
+                break
+            if b.attributes & ATTRIBUTE_CODEC_MASK:
+                code = KEYS_ARE_COMPRESSED
+            elif not b.attributes & ATTRIBUTE_CONTROL:
+                code = _look_for_keys(b.records_count, &data[at] + BATCH_HEADER_BYTES,
+                                      &data[at] + b.size)
+            at += b.size
+    return code
+
+
+def records_are_keyed(const uint8_t[::1] plain, int32_t count):
+    """The same of the records of one batch, decompressed."""
+    cdef const uint8_t* p = &plain[0] if plain.shape[0] else NULL
+    return p != NULL and _look_for_keys(count, p, p + plain.shape[0]) == KEYS_ARE_THERE

@@ -71,8 +71,8 @@ class Cleaned(NamedTuple):
     keys: int
 
 
-def facts_of(segment: Segment) -> SegmentFacts:
-    """What the rules ask of a segment."""
+def facts_of(segment: Segment, *, with_indexes: bool = False) -> SegmentFacts:
+    """What the rules ask of a segment; the sizes of its indexes are looked up on request."""
 
     def first() -> int:
         segment.acquire()
@@ -83,7 +83,7 @@ def facts_of(segment: Segment) -> SegmentFacts:
 
     size, end_offset = segment.extent()
     offsets, times = 0, 0
-    if segment.sealed:
+    if with_indexes:
         offsets, times = (
             path.stat().st_size if path.exists() else 0
             for path in (segment.offset_index.path, segment.time_index.path)
@@ -150,7 +150,7 @@ class Cleaning:
         transactions = CleanedTransactions()
         transactions.add_aborted(aborted)
         config = partition.config
-        facts = [facts_of(s) for s in segments]
+        facts = [facts_of(s, with_indexes=True) for s in segments]
         for numbers in grouped(facts, config.segment_bytes, config.index_max_bytes):
             self._clean_group([segments[i] for i in numbers], run, transactions)
         return Cleaned(

@@ -159,6 +159,12 @@ class LogConfig:
             timestamp_before_max_ms=p["log.message.timestamp.before.max.ms"],
             timestamp_after_max_ms=p["log.message.timestamp.after.max.ms"],
             producer_expiration_ms=p["producer.id.expiration.ms"],
+            compacts="compact" in p["log.cleanup.policy"],
+            deletes="delete" in p["log.cleanup.policy"],
+            delete_retention_ms=p["log.cleaner.delete.retention.ms"],
+            min_cleanable_ratio=p["log.cleaner.min.cleanable.ratio"],
+            min_compaction_lag_ms=p["log.cleaner.min.compaction.lag.ms"],
+            max_compaction_lag_ms=p["log.cleaner.max.compaction.lag.ms"],
             min_insync_replicas=p["min.insync.replicas"],
             unclean_leader_election=p["unclean.leader.election.enable"],
             in_cluster=bool(p["zookeeper.connect"]),
@@ -179,6 +185,9 @@ class LogConfig:
         for name, field in _FIELD_OF.items():
             if p[name] is not None:
                 values[field] = p[name]
+        if p["cleanup.policy"] is not None:
+            values["compacts"] = "compact" in p["cleanup.policy"]
+            values["deletes"] = "delete" in p["cleanup.policy"]
         if p["message.timestamp.type"] is not None:
             values["timestamp_type"] = _timestamp_type(p["message.timestamp.type"])
         values["remote_storage"] = self.remote_system and p["remote.storage.enable"]
@@ -195,6 +204,9 @@ class LogConfig:
             name: config_text(value) for name, value in TOPIC.resolve(self.overrides or {}).items()
         }
         out.update({name: config_text(getattr(self, field)) for name, field in _FIELD_OF.items()})
+        if "cleanup.policy" not in (self.overrides or {}):
+            policies = {"compact": self.compacts, "delete": self.deletes}
+            out["cleanup.policy"] = ",".join(name for name, has in policies.items() if has)
         out["message.timestamp.type"] = (
             "LogAppendTime" if self.timestamp_type == LOG_APPEND_TIME else "CreateTime"
         )
@@ -202,13 +214,17 @@ class LogConfig:
 
 
 _FIELD_OF = {
+    "delete.retention.ms": "delete_retention_ms",
     "flush.messages": "flush_messages",
     "flush.ms": "flush_ms",
     "index.interval.bytes": "index_interval_bytes",
     "local.retention.bytes": "local_retention_bytes",
     "local.retention.ms": "local_retention_ms",
+    "max.compaction.lag.ms": "max_compaction_lag_ms",
     "max.message.bytes": "max_message_bytes",
     "message.timestamp.before.max.ms": "timestamp_before_max_ms",
+    "min.cleanable.dirty.ratio": "min_cleanable_ratio",
+    "min.compaction.lag.ms": "min_compaction_lag_ms",
     "min.insync.replicas": "min_insync_replicas",
     "message.timestamp.after.max.ms": "timestamp_after_max_ms",
     "remote.copy.lag.bytes": "remote_copy_lag_bytes",

@@ -60,7 +60,8 @@ from kdirect.log.kernel_head import freeze_head
 from kdirect.log.kernel_producers import known_producers
 from kdirect.log.kernel_transactions import append_marker
 from kdirect.log.log_agreement import LogAgreement
-from kdirect.log.results import CommitResult
+from kdirect.log.record_keys import are_keyed, are_keyed_nowait
+from kdirect.log.results import CommitResult, refusal
 from kdirect.log.retention import expired, expired_locally
 from kdirect.log.rolling import RollCallback
 from kdirect.log.segment import Segment
@@ -71,6 +72,7 @@ from kdirect.model import TopicPartition
 log = logging.getLogger("kdirect.log")
 
 AppendResult: TypeAlias = CommitResult
+INVALID_RECORD = 87  # Kafka's code
 
 
 class Partition(LogAgreement):
@@ -215,6 +217,8 @@ class Partition(LogAgreement):
         StorageFullError when there is no space for that.  With ``flush.messages`` reached, this
         flushes; where `acknowledgements_wait` afterwards, the caller does before it acknowledges.
         """
+        if self.config.compacts and not are_keyed(data, self.config.max_plain_batch_bytes):
+            return refusal(INVALID_RECORD)
         with self._append_lock:
             self._check_led()
             result = self._append(self.kernel.append, data, at_ms)
@@ -228,11 +232,16 @@ class Partition(LogAgreement):
         self, data: bytes | bytearray | memoryview, at_ms: int
     ) -> AppendResult | None:
         """`append` without file work and without waiting for any.  None, and nothing has changed,
-        where room has to be made first: then `append` does it, on a thread that may wait.  Where
+        where room has to be made first, or records decompressed: then `append` does it, on a thread
+        that may wait.  Where
         `acknowledgements_wait` afterwards, the caller flushes before it acknowledges.
         NotLeaderError, here as in `append`, while the log is a copy of another broker's."""
         if self._is_copy:
             self._check_led()
+        if self.config.compacts:
+            keyed = are_keyed_nowait(data)
+            if not keyed:
+                return None if keyed is None else refusal(INVALID_RECORD)
         result = self.kernel.append(data, at_ms)
         return None if result.error in (NO_SPACE, NO_HEAD) else result
 
@@ -491,7 +500,7 @@ class Partition(LogAgreement):
                 self._put_start_on_disk()
             write()
             changed = config.flush_before_ack != self.config.flush_before_ack
-            was_tiered = self.is_tiered
+            was_tiered, was_compacted = self.is_tiered, self.config.compacts
             self.config = config
             if was_tiered != self.is_tiered:
                 self._remote_end = 0  # no copy counts that is older
@@ -501,6 +510,9 @@ class Partition(LogAgreement):
             self._choose_head_config()
             self.gate.holds = config.flush_before_ack
             self._configure_kernel()
+            if config.compacts and not was_compacted:
+                with contextlib.suppress(StorageFullError):
+                    self.roll()  # producers over RDMA lose the head: their records have no check
             if changed:
                 # What was appended before waits for a flush from now on, and nobody has begun one.
                 with contextlib.suppress(LogError):  # which was logged

@@ -39,6 +39,12 @@ def check_topic(name: str, config: LogConfig, *, is_internal: bool, was_tiered: 
             " are not tiered",
             hint="leave it at false",
         )
+    if config.compacts:
+        raise ConfigError(
+            f"option remote.storage.enable: 'true' is not allowed for topic {name}: its"
+            " cleanup.policy names compact, and what is compacted is not tiered",
+            hint="give cleanup.policy=delete, or leave remote.storage.enable at false",
+        )
     _check_local(config, "")
     if config.remote_copy_disable:
         _check_without_copies(config)

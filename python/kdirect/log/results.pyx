@@ -31,3 +31,11 @@ cdef CommitResult to_python(const commit_result* r):
     out.end_position = r.end_position
     out.log_append_time = r.log_append_time
     return out
+
+
+def refusal(int error):
+    """What the kernel would answer to a request that it refuses with `error`."""
+    cdef CommitResult out = CommitResult.__new__(CommitResult)
+    out.error = error
+    out.base_offset = out.last_offset = out.log_append_time = -1
+    return out

@@ -1,0 +1,194 @@
+"""Compacted topics of a running broker: the cleaner's threads beside producers and readers."""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import Any
+
+import confluent_kafka
+import pytest
+from confluent_kafka import admin as confluent_admin
+
+import kdirect
+from kdirect.broker.cleaner import CHECKPOINT
+from kdirect.log.checkpoint import read_offsets
+from kdirect.model import TopicPartition
+from tests.support import wait_until
+
+QUICK = {
+    "cleanup.policy": "compact",
+    "segment.bytes": "16384",
+    "min.cleanable.dirty.ratio": "0.1",
+}
+SOON = {"log.cleaner.backoff.ms": "50"}
+
+
+def create(servers: str, name: str, **configs: str) -> confluent_admin.AdminClient:
+    client = confluent_admin.AdminClient({"bootstrap.servers": servers, "log_level": 0})
+    new = confluent_admin.NewTopic(name, 1, 1, config=configs)
+    client.create_topics([new])[name].result(10)
+    return client
+
+
+def produce(servers: str, topic: str, records: list[tuple[Any, Any]], **settings: Any) -> list[Any]:
+    """What became of each record: None, or its error."""
+    out: list[Any] = []
+    settings = {"bootstrap.servers": servers, "batch.size": 4000, "log_level": 0, **settings}
+    client = confluent_kafka.Producer(settings)
+    for key, value in records:
+        client.produce(
+            topic, value, key, on_delivery=lambda error, _: out.append(error), partition=0
+        )
+        client.poll(0)
+    assert client.flush(30) == 0
+    return out
+
+
+def table_by_tcp(servers: str, topic: str) -> tuple[dict[bytes, bytes], int]:
+    """What a table has that confluent-kafka's consumer makes, and from how many records."""
+    settings = {"bootstrap.servers": servers, "group.id": "g", "enable.partition.eof": True}
+    consumer = confluent_kafka.Consumer({**settings, "log_level": 0})
+    consumer.assign([confluent_kafka.TopicPartition(topic, 0, 0)])
+    table: dict[bytes, bytes] = {}
+    count = 0
+    while True:
+        message = consumer.poll(10)
+        assert message is not None
+        if message.error():
+            assert message.error().code() == confluent_kafka.KafkaError._PARTITION_EOF
+            break
+        count += 1
+        _put(table, message.key(), message.value())
+    consumer.close()
+    return table, count
+
+
+def _put(table: dict[bytes, bytes], key: bytes | None, value: bytes | None) -> None:
+    assert key is not None
+    if value is None:
+        table.pop(key, None)
+    else:
+        table[key] = value
+
+
+class DirectTable:
+    """A table that kdirect's consumer keeps up with, over shm."""
+
+    def __init__(self, servers: str, topic: str) -> None:
+        self.consumer = kdirect.Consumer(
+            {"bootstrap.servers": servers, "group.id": "d", "transport": "shm"}
+        )
+        self.consumer.assign({kdirect.TopicPartition(topic, 0): 0})
+        self.table: dict[bytes, bytes] = {}
+        self.position = 0
+
+    def read_to(self, end: int) -> None:
+        deadline = time.monotonic() + 30
+        while self.position < end:
+            message = self.consumer.poll(0.2)
+            if message is None:
+                at = self.consumer.position(kdirect.TopicPartition("t", 0))
+                self.position = max(self.position, at)
+                assert time.monotonic() < deadline, (self.position, end)
+                continue
+            assert not message.error(), message.error()
+            assert message.offset() >= self.position, "offsets rise, whatever is missing"
+            self.position = message.offset() + 1
+            _put(self.table, message.key(), message.value())
+
+
+def test_the_cleaner_works_beside_producers_and_readers(broker_process, tmp_path, seed) -> None:
+    """Readers that are behind, one-sided and over TCP, one that keeps up, and one that begins
+    anew see the same table; so does a broker that starts again, which goes on at its checkpoint."""
+    rng = random.Random(seed)
+    server = broker_process(**SOON)
+    servers = server.bootstrap_servers
+    create(servers, "t", **QUICK)
+    table: dict[bytes, bytes] = {}
+    behind, beside = DirectTable(servers, "t"), DirectTable(servers, "t")
+    end = 0
+    for codec in ("none", "gzip", "snappy", "lz4", "zstd", "none"):
+        records = [
+            (b"k%d" % rng.randrange(50), rng.choice([None, rng.randbytes(200)])) for _ in range(600)
+        ]
+        assert not any(produce(servers, "t", records, **{"compression.type": codec}))
+        for key, value in records:
+            _put(table, key, value)
+        end += len(records)
+        beside.read_to(end)
+        assert beside.table == table
+        if codec == "none":
+            behind.read_to(end // 2)
+    wait_until(lambda: table_by_tcp(servers, "t")[1] < end // 2, 30)
+    assert table_by_tcp(servers, "t")[0] == table
+    behind.read_to(end)
+    assert behind.table == table, "it has met old files, gaps and new ones"
+    fresh = DirectTable(servers, "t")
+    fresh.read_to(end)
+    assert fresh.table == table
+    for reader in (behind, beside, fresh):
+        reader.consumer.close()
+    server.stop()
+    offsets = read_offsets(server.log_dir / CHECKPOINT)
+    assert offsets[TopicPartition("t", 0)] > end // 2
+    again = broker_process(server.log_dir, **SOON)
+    assert table_by_tcp(again.bootstrap_servers, "t")[0] == table
+
+
+@pytest.mark.parametrize("codec", ["none", "gzip", "zstd"])
+def test_records_without_a_key_are_refused(broker, codec) -> None:
+    servers = broker.bootstrap_servers
+    create(servers, "t", **{"cleanup.policy": "compact,delete"})
+    settings = {"compression.type": codec, "linger.ms": 50}
+    errors = produce(servers, "t", [(b"k" * 50, b"1" * 100), (None, b"2" * 100)], **settings)
+    assert [e.name() for e in errors if e] == ["INVALID_RECORD"] * len(errors)
+    assert not any(produce(servers, "t", [(b"k" * 50, b"1" * 100)] * 20, **settings))
+
+
+def test_kdirects_producer_writes_a_compacted_topic(broker) -> None:
+    """Its records are checked as all others; those of a topic that becomes compacted, too."""
+    servers = broker.bootstrap_servers
+    client = create(servers, "t", **{"cleanup.policy": "delete"})
+    errors = []
+    producer = kdirect.Producer({"bootstrap.servers": servers, "transport": "shm"})
+    producer.produce("t", b"1", None, on_delivery=lambda e, m: errors.append(e))
+    producer.flush(10)
+    assert errors == [None], "any topic takes it before"
+    where = confluent_admin.ConfigResource(confluent_admin.RESOURCE_TOPIC, "t")
+    where.add_incremental_config(
+        confluent_admin.ConfigEntry(
+            "cleanup.policy",
+            "compact",
+            incremental_operation=confluent_admin.AlterConfigOpType.SET,
+        )
+    )
+    client.incremental_alter_configs([where])[where].result(10)
+    for key in (None, b"k"):
+        producer.produce("t", b"1", key, on_delivery=lambda e, m: errors.append(e))
+        producer.flush(20)
+    assert errors[1] is not None and errors[2] is None
+    producer.close()
+
+
+def test_what_cannot_be_compacted_is_counted_and_left_alone(broker_process) -> None:
+    server = broker_process(**SOON)
+    servers = server.bootstrap_servers
+    client = create(servers, "t", **{**QUICK, "min.cleanable.dirty.ratio": "1"})
+    produce(servers, "t", [(b"k%d" % i, b"x" * 1000) for i in range(100)])
+    path = sorted((server.log_dir / "t-0").glob("*.log"))[1]
+    with open(path, "r+b") as file:
+        file.seek(500)
+        file.write(b"damaged")
+    where = confluent_admin.ConfigResource(confluent_admin.RESOURCE_TOPIC, "t")
+    where.add_incremental_config(
+        confluent_admin.ConfigEntry(
+            "min.cleanable.dirty.ratio",
+            "0",
+            incremental_operation=confluent_admin.AlterConfigOpType.SET,
+        )
+    )
+    client.incremental_alter_configs([where])[where].result(10)
+    wait_until(lambda: "is not tried again" in server.errors.read_text(), 20)
+    assert not any(produce(servers, "t", [(b"a", b"b")])), "its partition goes on"
+    assert not list((server.log_dir / "t-0").glob("*.cleaned"))
