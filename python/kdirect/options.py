@@ -70,6 +70,15 @@ def _client_match(value: list[str]) -> list[str]:
     return value
 
 
+def _group_assignors(value: list[str]) -> list[str]:
+    if not value or not set(value) <= {"uniform", "range"}:
+        raise ConfigError(
+            f"option group.consumer.assignors: {','.join(value)!r} names no assignor of the broker",
+            hint="use uniform, range, or both",
+        )
+    return value
+
+
 def _throttled_replicas(value: list[str]) -> list[str]:
     if value != ["*"] and not all(re.fullmatch(r"\d{1,10}:\d{1,10}", item) for item in value):
         raise ConfigError(
@@ -295,6 +304,25 @@ BROKER = Options("Broker properties", (
     Option("group.max.session.timeout.ms", "ms", 1_800_000,
            "Longest session a group member may ask for.", low=1),
     Option("group.max.size", "int", 0x7FFFFFFF, "How many members a group may have.", low=1),
+    Option("group.coordinator.rebalance.protocols", "list", ["classic", "consumer"],
+           "Which protocols groups may use: `classic`, and `consumer`, that of KIP-848."),
+    Option("group.consumer.session.timeout.ms", "ms", 45_000,
+           "How long a member of a group of the new protocol may be silent.", low=1),
+    Option("group.consumer.min.session.timeout.ms", "ms", 45_000,
+           "The least that `consumer.session.timeout.ms` of a group may be set to.", low=1),
+    Option("group.consumer.max.session.timeout.ms", "ms", 60_000,
+           "The most that `consumer.session.timeout.ms` of a group may be set to.", low=1),
+    Option("group.consumer.heartbeat.interval.ms", "ms", 5000,
+           "How often members of groups of the new protocol send heartbeats.", low=1),
+    Option("group.consumer.min.heartbeat.interval.ms", "ms", 5000,
+           "The least that `consumer.heartbeat.interval.ms` of a group may be set to.", low=1),
+    Option("group.consumer.max.heartbeat.interval.ms", "ms", 15_000,
+           "The most that `consumer.heartbeat.interval.ms` of a group may be set to.", low=1),
+    Option("group.consumer.max.size", "int", 0x7FFFFFFF,
+           "How many members a group of the new protocol may have.", low=1),
+    Option("group.consumer.assignors", "list", ["uniform", "range"],
+           "The assignors of the broker: `uniform` and `range`, the default one first.",
+           check=_group_assignors),
     Option("offsets.topic.num.partitions", "int", 1,
            "Partitions of __consumer_offsets; takes effect when the first group is written. "
            "Kafka's default is 50, to spread the load over brokers.", low=1, high=1000),

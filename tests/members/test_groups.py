@@ -291,10 +291,17 @@ def test_a_coordinator_that_was_deposed_while_it_hung_acknowledges_nothing(clust
     connection.close()
 
 
+CLASSIC = {
+    "session.timeout.ms": 10_000,
+    "heartbeat.interval.ms": 500,
+    "partition.assignment.strategy": "cooperative-sticky",
+}
+
+
 class Reader:
     """A member of a group that commits each record before it notes it."""
 
-    def __init__(self, servers: str, name: str) -> None:
+    def __init__(self, servers: str, name: str, protocol: str) -> None:
         self.name = name
         self.noted: dict[tuple[str, int], list[int]] = {}  # acknowledged commits, in order
         self.errors: list[Exception] = []
@@ -305,9 +312,8 @@ class Reader:
                 "client.id": name,
                 "auto.offset.reset": "earliest",
                 "enable.auto.commit": False,
-                "session.timeout.ms": 10_000,
-                "heartbeat.interval.ms": 500,
-                "partition.assignment.strategy": "cooperative-sticky",
+                "group.protocol": protocol,
+                **(CLASSIC if protocol == "classic" else {}),
             }
         )
         self._consumer.subscribe(["t"])
@@ -378,15 +384,22 @@ def progress(readers: list[Reader]) -> dict[Any, int]:
     return out
 
 
-@pytest.fixture
-def running(cluster: Any) -> Iterator[tuple[kdirect.Cluster, list[Reader]]]:
-    made = cluster(3, **{"offsets.topic.num.partitions": 1})
+@pytest.fixture(params=["classic", "consumer"])
+def running(cluster: Any, request: Any) -> Iterator[tuple[kdirect.Cluster, list[Reader]]]:
+    made = cluster(
+        3,
+        **{
+            "offsets.topic.num.partitions": 1,
+            "group.consumer.session.timeout.ms": 10_000,
+            "group.consumer.heartbeat.interval.ms": 500,
+        },
+    )
     with kdirect.connect(
         {"bootstrap.servers": made.bootstrap_servers, "transport": "tcp"}
     ) as session:
         session.admin.create_topic("t", 3, 3)
     writer = Writer(made.bootstrap_servers, 3)
-    readers = [Reader(made.bootstrap_servers, f"reader-{i}") for i in range(2)]
+    readers = [Reader(made.bootstrap_servers, f"reader-{i}", request.param) for i in range(2)]
     yield made, readers
     writer.close()
     for reader in readers:

@@ -41,6 +41,9 @@ from kdirect.errors import RefusedRequestError
 from kdirect.format.consumer_group_records import MemberValue, Partition, RegexValue, TopicFacts
 from kdirect.format.error_codes import ErrorCode
 
+# The version of OffsetCommit from which on it carries the epochs of members of this protocol.
+NEW_MEMBERS_COMMIT_FROM = 9
+
 
 class Topics(Protocol):
     """What is known of topics, and of expressions over their names."""
@@ -67,8 +70,6 @@ class ConsumerGroupSettings:
     heartbeat_interval_ms: int = 5000
     max_size: int = 2**31 - 1
     assignors: tuple[str, ...] = ("uniform", "range")
-    upgrades: bool = True
-    downgrades: bool = True
     refresh_ms: float = 1000
 
 
@@ -525,7 +526,7 @@ class ConsumerGroupCoordinator:
         member = group.members.get(member_id)
         if member is None:
             return ErrorCode.UNKNOWN_MEMBER_ID
-        if member.classic is None and version < 9:
+        if member.classic is None and version < NEW_MEMBERS_COMMIT_FROM:
             return ErrorCode.UNSUPPORTED_VERSION
         return _epoch_error(member, epoch)
 

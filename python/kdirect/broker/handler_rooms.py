@@ -15,6 +15,7 @@ from kdirect.broker.answers import Answer, encoded, later, respond
 from kdirect.broker.connection import Connection
 from kdirect.broker.handlers_cluster import ClusterHandlers
 from kdirect.broker.handlers_configs import ConfigHandlers
+from kdirect.broker.handlers_consumer_groups import ConsumerGroupHandlers
 from kdirect.broker.handlers_coordinators import CoordinatorHandlers
 from kdirect.broker.handlers_data import DataHandlers
 from kdirect.broker.handlers_group_admin import GroupAdminHandlers
@@ -68,6 +69,7 @@ class HandlerRooms:
         )
         groups = [
             self.groups,
+            ConsumerGroupHandlers(self.groups),
             GroupAdminHandlers(self.groups, services.offsets),
             CoordinatorHandlers(services, self.groups.partitions),
         ]

@@ -34,8 +34,21 @@ class GroupAdminHandlers:
         states = {s.lower() for s in request.states_filter} if header.api_version >= 4 else set()
         types = {t.lower() for t in request.types_filter} if header.api_version >= 5 else set()
         rows = []
-        for name in sorted({*self._groups.coordinator.groups, *self._offsets.groups()}):
+        new = self._groups.consumer.groups
+        for name in sorted({*self._groups.coordinator.groups, *new, *self._offsets.groups()}):
             if self._groups.refusal(name):  # another broker lists it
+                continue
+            if name in new:
+                state = new[name].state()
+                if (not states or state.lower() in states) and (not types or "consumer" in types):
+                    rows.append(
+                        {
+                            "group_id": name,
+                            "protocol_type": "consumer",
+                            "group_state": state,
+                            "group_type": "Consumer",
+                        }
+                    )
                 continue
             group = self._groups.coordinator.groups.get(name)
             state = group.state if group is not None else EMPTY
@@ -76,7 +89,15 @@ class GroupAdminHandlers:
         if error := self._groups.refusal(name):
             out["error_code"] = error
             return out
-        if group is None:
+        new = name in self._groups.consumer.groups
+        if new and version >= 6:
+            out.update(
+                error_code=ErrorCode.GROUP_ID_NOT_FOUND,
+                error_message=f"Group {name} is not a classic group.",
+            )
+        elif new:
+            pass  # as Kafka: clients that know no other groups take it for dead
+        elif group is None:
             if name in self._offsets.groups():
                 out["group_state"] = EMPTY
             elif version >= 6:
@@ -84,6 +105,7 @@ class GroupAdminHandlers:
                     error_code=ErrorCode.GROUP_ID_NOT_FOUND,
                     error_message=f"there is no group {name}",
                 )
+        if group is None:
             return out
         stable = group.state == STABLE
         out.update(
@@ -119,12 +141,18 @@ class GroupAdminHandlers:
         if error := self._groups.refusal(name):
             return error
         group = self._groups.coordinator.groups.get(name)
-        if group is None and name not in self._offsets.groups():
+        new = self._groups.consumer.groups.get(name)
+        if new is not None and new.members:
+            return ErrorCode.NON_EMPTY_GROUP
+        if group is None and new is None and name not in self._offsets.groups():
             return ErrorCode.GROUP_ID_NOT_FOUND
         if group is not None and (group.members or group.state in (PREPARING, COMPLETING, STABLE)):
             return ErrorCode.NON_EMPTY_GROUP
         try:
-            await self._offsets.forget_group(name)
+            if new is not None:
+                await self._groups.delete_consumer(name)
+            else:
+                await self._offsets.forget_group(name)
         except KdirectError as e:
             return self._groups.refusal(name) or explain(e, f"deletion of group {name}")[0]
         if group is not None:

@@ -19,8 +19,17 @@ from typing import Any
 
 from kdirect.broker.answers import Answer, later, respond
 from kdirect.broker.connection import Connection
+from kdirect.broker.consumer_group_state import ConsumerGroup
+from kdirect.broker.consumer_group_state import load as load_group
+from kdirect.broker.consumer_groups import (
+    NEW_MEMBERS_COMMIT_FROM,
+    ConsumerGroupCoordinator,
+    ConsumerGroupSettings,
+    HeartbeatResult,
+)
 from kdirect.broker.coordinator_partitions import CoordinatorPartitions
 from kdirect.broker.failures import explain
+from kdirect.broker.group_saves import GroupSaves
 from kdirect.broker.group_state import (
     EMPTY,
     FOREVER,
@@ -30,7 +39,15 @@ from kdirect.broker.group_state import (
     Member,
     SyncResult,
 )
-from kdirect.broker.groups import Effect, GroupCoordinator, GroupSettings, Persist, Reply
+from kdirect.broker.group_topics import BrokerTopics
+from kdirect.broker.groups import (
+    Effect,
+    GroupCoordinator,
+    GroupSettings,
+    Persist,
+    Reply,
+    SaveRows,
+)
 from kdirect.broker.handlers_offsets import OffsetHandlers
 from kdirect.broker.offsets import LoadedGroup
 from kdirect.broker.services import Services
@@ -61,13 +78,26 @@ class GroupHandlers:
                 max_size=config["group.max.size"],
             )
         )
+        protocols = config["group.coordinator.rebalance.protocols"]
+        self.has_consumer_protocol = "consumer" in protocols
+        self.consumer = ConsumerGroupCoordinator(
+            ConsumerGroupSettings(
+                session_timeout_ms=config["group.consumer.session.timeout.ms"],
+                heartbeat_interval_ms=config["group.consumer.heartbeat.interval.ms"],
+                max_size=config["group.consumer.max.size"],
+                assignors=tuple(config["group.consumer.assignors"]),
+            ),
+            BrokerTopics(services.topics),
+            self.coordinator,
+        )
+        self._saves = GroupSaves(self._offsets.save_rows)
         self.partitions = self._open_partitions(services)
         self._offset_requests = OffsetHandlers(services, self)
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = FOREVER
 
-    def _clock_ms(self) -> float:
-        """The coordinator's clock."""
+    def now(self) -> float:
+        """The coordinator's clock, in ms."""
         return self._environment.monotonic() * 1000
 
     # -- life --------------------------------------------------------------------------------------
@@ -118,9 +148,16 @@ class GroupHandlers:
     def restore(self, loaded: Iterable[LoadedGroup]) -> None:
         """Groups as they were when their coordinator stopped: members go on with their heartbeats,
         or their sessions end."""
-        now = self._clock_ms()
+        now = self.now()
         for item in loaded:
+            found = load_group(item.group_id, item.rows) if item.rows else None
+            if found is not None:
+                self.consumer.restore(found, now)
+                self._arm(found.group_id)
+                continue
             r = item.record
+            if r is None:
+                continue
             group = Group(
                 item.group_id,
                 generation=r.generation,
@@ -149,8 +186,11 @@ class GroupHandlers:
 
     def give_up(self, is_gone: Callable[[str], bool]) -> None:
         """Another broker coordinates these groups: their members are told, and look for it."""
+        gone = [name for name in self.consumer.groups if is_gone(name)]
+        self.consumer.give_up(gone)
+        self._saves.forget(gone)
         names = [name for name in self.coordinator.groups if is_gone(name)]
-        self._run("", self.coordinator.give_up(names))
+        self.run("", self.coordinator.give_up(names))
 
     def close(self) -> None:
         """Answer every request that waits: the broker stops, so that the coordinator will be
@@ -172,27 +212,53 @@ class GroupHandlers:
         self.expire_due()
         return self.coordinator.groups.get(group)
 
+    def find_consumer(self, group: str) -> ConsumerGroup | None:
+        """The same of a group of the new protocol."""
+        self.expire_due()
+        return self.consumer.groups.get(group)
+
     def may_commit(
-        self, group: str, generation: int, member_id: str, instance_id: str | None
+        self,
+        group: str,
+        generation: int,
+        member_id: str,
+        instance_id: str | None,
+        version: int = NEW_MEMBERS_COMMIT_FROM,
     ) -> int:
-        """May this member commit offsets of the group now?  An error code."""
-        error = self.refusal(group) or self.coordinator.check_commit(
-            group, generation, member_id, instance_id, self._clock_ms()
-        )
+        """May this member commit offsets of the group now?  An error code.  `version`: that of an
+        OffsetCommit; in a transaction members of both protocols commit alike."""
+        if error := self.refusal(group):
+            return error
+        found = self.consumer.groups.get(group)
+        if found is not None:
+            return self.consumer.check_commit(found, member_id, generation, version)
+        error = self.coordinator.check_commit(group, generation, member_id, instance_id, self.now())
         self._arm(group)
         return error
 
-    def _run(self, group_id: str, effects: list[Effect]) -> None:
+    def may_fetch(self, group: str, member_id: str | None, epoch: int) -> int:
+        """May this member be told what the group has committed?  An error code."""
+        found = self.consumer.groups.get(group)
+        return 0 if found is None else self.consumer.check_fetch(found, member_id, epoch)
+
+    def run(self, group_id: str, effects: list[Effect]) -> None:
         """Carry out effects, in order: what follows a `Persist` waits where that has to wait for
         room in the log, or for replicas."""
         for i, effect in enumerate(effects):
+            rest = effects[i + 1 :]
             if isinstance(effect, Persist):
                 group = effect.group
                 if self.coordinator.groups.get(group.group_id) is not group:
                     continue  # given up, or deleted, while the effect waited
                 saved = self._persist(group)
                 if not saved.done():
-                    saved.add_done_callback(partial(self._run_rest, group_id, effects[i + 1 :]))
+                    saved.add_done_callback(partial(self._run_rest, group_id, rest))
+                    break
+            elif isinstance(effect, SaveRows):
+                saved = self._saves.save(effect)
+                if not saved.done() or saved.exception() is not None:
+                    then = partial(self._run_rest, group_id, rest, must_be_saved=True)
+                    saved.add_done_callback(then)
                     break
             else:
                 self._reply([effect])
@@ -205,15 +271,26 @@ class GroupHandlers:
                 if not token.done():
                     token.set_result(effect.result)
 
-    def _run_rest(self, group_id: str, effects: list[Effect], saved: asyncio.Future[Any]) -> None:
-        """Go on after a `Persist`.  Where the broker is alone, the group works on even if it could
-        not be saved.  In a cluster members must not begin a generation that the next coordinator
-        may know nothing of: they look for the coordinator, and join again."""
+    def _run_rest(
+        self,
+        group_id: str,
+        effects: list[Effect],
+        saved: asyncio.Future[Any],
+        *,
+        must_be_saved: bool = False,
+    ) -> None:
+        """Go on after a `Persist` or a `SaveRows`.  Where the broker is alone, a classic group
+        works on even if it could not be saved.  In a cluster members must not begin a generation
+        that the next coordinator may know nothing of: they look for the coordinator, and join
+        again.  A group of the new protocol never tells what is not saved, or a restart could give
+        the same partitions to another member."""
         error = None if saved.cancelled() else saved.exception()
-        if error is not None and self._services.replicas is not None:
+        if error is not None and (must_be_saved or self._services.replicas is not None):
+            if must_be_saved:
+                explain(error, f"saving of group {group_id}")
             code = self.refusal(group_id) or ErrorCode.COORDINATOR_NOT_AVAILABLE
             effects = [_refused(effect, code) for effect in effects]
-        self._run(group_id, effects)
+        self.run(group_id, effects)
 
     def _persist(self, group: Group) -> asyncio.Future[Any]:
         members = tuple(
@@ -255,29 +332,34 @@ class GroupHandlers:
     def _arm(self, group_id: str) -> None:
         """Have the timer fire at the group's next deadline, if that is earlier than what it is set
         to."""
-        at = self.coordinator.deadline(group_id)
+        at = min(self.coordinator.deadline(group_id), self.consumer.deadline(group_id))
         if at >= self._timer_at:
             return
         if self._timer is not None:
             self._timer.cancel()
         self._timer_at = at
         self._timer = asyncio.get_running_loop().call_later(
-            max(0.0, (at - self._clock_ms()) / 1000), self._expire
+            max(0.0, (at - self.now()) / 1000), self._expire
         )
 
     def _expire(self) -> None:
         self._timer = None
         self._timer_at = FOREVER
         try:
-            self._run("", self.coordinator.expire(self._clock_ms()))
+            self._run_expired()
         finally:  # the timer is that of all groups
-            for group_id in list(self.coordinator.groups):
+            for group_id in [*self.coordinator.groups, *self.consumer.groups]:
                 self._arm(group_id)
+
+    def _run_expired(self) -> None:
+        now = self.now()
+        for machine in (self.coordinator, self.consumer):
+            self.run("", machine.expire(now))
 
     def expire_due(self) -> None:
         """Before a group is judged: requests are read before timers fire, and a session that has
         ended is over whether or not its timer has had its turn."""
-        self._run("", self.coordinator.expire(self._clock_ms()))
+        self._run_expired()
 
     async def expire_offsets(self) -> None:
         """Forget offsets that are too old; a coordinator does so for its own groups only."""
@@ -291,9 +373,12 @@ class GroupHandlers:
     async def _expire_offsets(self) -> None:
         """Forget the offsets of groups that have been empty for `offsets.retention.minutes`."""
         retention_ms = self._services.config["offsets.retention.minutes"] * 60_000
-        now, wall = self._clock_ms(), self._environment.time_ms()
+        now, wall = self.now(), self._environment.time_ms()
         store = self._offsets
         for group_id in store.groups():
+            new = self.consumer.groups.get(group_id)
+            if new is not None and (new.members or now - new.since_ms < retention_ms):
+                continue
             group = self.coordinator.groups.get(group_id)
             if group is not None and (
                 group.state != EMPTY
@@ -310,12 +395,24 @@ class GroupHandlers:
             ):
                 await store.forget_group(group.group_id)
                 self.coordinator.remove_empty(group)
+        for new in list(self.consumer.groups.values()):
+            old = not new.members and now - new.since_ms >= retention_ms
+            if old and not store.offsets(new.group_id):
+                await self.delete_consumer(new.group_id)
+
+    async def delete_consumer(self, group_id: str) -> None:
+        """Delete a group of the new protocol with all its offsets, unless it has members."""
+        if self.consumer.forget_empty(group_id):
+            self._saves.forget((group_id,))
+            await self._offsets.forget_group(group_id)
 
     # -- membership --------------------------------------------------------------------------------
 
     def join(self, connection: Connection, header: p.RequestHeader, request: Any) -> Answer:
         version = header.api_version
-        if error := self.refusal(request.group_id):
+        if not (error := self.refusal(request.group_id)):
+            error = self._make_classic(request.group_id)
+        if error:
             return self._joined(header, JoinResult(error, member_id=request.member_id))
         future: asyncio.Future[JoinResult] = asyncio.get_running_loop().create_future()
         rebalance = request.rebalance_timeout_ms if version >= 1 else request.session_timeout_ms
@@ -330,14 +427,26 @@ class GroupHandlers:
             max(0, rebalance),
             request.protocol_type,
             [(x.name, x.metadata) for x in request.protocols],
-            self._clock_ms(),
+            self.now(),
             require_member_id=version >= 4,
             understands_skip=version >= 9,
         )
-        self._run(request.group_id, effects)
+        self.run(request.group_id, effects)
         if future.done():
             return self._joined(header, future.result())
         return later(self._join_later(header, future))
+
+    def _make_classic(self, group_id: str) -> int:
+        """A member of the classic protocol joins: an empty group of the new one changes to it.  An
+        error code."""
+        group = self.consumer.groups.get(group_id)
+        if group is None:
+            return ErrorCode.NONE
+        if group.members:
+            return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+        rows = self.consumer.forget_empty(group_id)
+        self.run(group_id, [SaveRows(group_id, tuple(rows))])
+        return ErrorCode.NONE
 
     async def _join_later(
         self, header: p.RequestHeader, future: asyncio.Future[JoinResult]
@@ -376,9 +485,9 @@ class GroupHandlers:
             request.protocol_type if version >= 5 else None,
             request.protocol_name if version >= 5 else None,
             [(a.member_id, a.assignment) for a in request.assignments],
-            self._clock_ms(),
+            self.now(),
         )
-        self._run(request.group_id, effects)
+        self.run(request.group_id, effects)
         if future.done():
             return self._synced(header, future.result())
         return later(self._sync_later(header, future))
@@ -407,24 +516,24 @@ class GroupHandlers:
             return respond(header, p.HeartbeatResponse, error_code=error)
         instance = request.group_instance_id if header.api_version >= 3 else None
         code = self.coordinator.heartbeat(
-            request.group_id, request.generation_id, request.member_id, instance, self._clock_ms()
+            request.group_id, request.generation_id, request.member_id, instance, self.now()
         )
         return respond(header, p.HeartbeatResponse, error_code=code)
 
     def leave(self, connection: Connection, header: p.RequestHeader, request: Any) -> Answer:
         if error := self.refusal(request.group_id):
             return respond(header, p.LeaveGroupResponse, error_code=error, members=[])
-        now = self._clock_ms()
+        now = self.now()
         if header.api_version < 3:
             code, effects = self.coordinator.leave(request.group_id, request.member_id, None, now)
-            self._run(request.group_id, effects)
+            self.run(request.group_id, effects)
             return respond(header, p.LeaveGroupResponse, error_code=code)
         rows = []
         for m in request.members:
             code, effects = self.coordinator.leave(
                 request.group_id, m.member_id, m.group_instance_id, now
             )
-            self._run(request.group_id, effects)
+            self.run(request.group_id, effects)
             rows.append(
                 {
                     "member_id": m.member_id,
@@ -448,6 +557,8 @@ def _refused(effect: Effect, code: int) -> Effect:
     """The reply, with an error in place of what it would have said."""
     if not isinstance(effect, Reply):
         return effect
+    if isinstance(effect.result, HeartbeatResult):
+        return Reply(effect.token, HeartbeatResult(code))
     if isinstance(effect.result, SyncResult):
         return Reply(effect.token, SyncResult(code))
     return Reply(effect.token, JoinResult(code, member_id=effect.result.member_id))

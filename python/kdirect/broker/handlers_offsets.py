@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from kdirect.broker.answers import Answer, later, respond
 from kdirect.broker.connection import Connection
+from kdirect.broker.consumer_group_state import ConsumerGroup
 from kdirect.broker.failures import explain
 from kdirect.broker.group_state import Group
 from kdirect.broker.services import Services
@@ -28,12 +29,19 @@ class Groups(Protocol):
         """Why nothing may be said of a group here; NONE: its coordinator is this broker."""
 
     def may_commit(
-        self, group: str, generation: int, member_id: str, instance_id: str | None
+        self, group: str, generation: int, member_id: str, instance_id: str | None, version: int
     ) -> int:
-        """May this member commit offsets of the group now?  An error code."""
+        """May this member commit offsets of the group now?  An error code.  `version`: of the
+        OffsetCommit."""
+
+    def may_fetch(self, group: str, member_id: str | None, epoch: int) -> int:
+        """May this member be told what the group has committed?  An error code."""
 
     def find(self, group: str) -> Group | None:
         """A group as it is at this moment."""
+
+    def find_consumer(self, group: str) -> ConsumerGroup | None:
+        """The same of a group of KIP-848."""
 
 
 # The version of OffsetCommit from which on a group that is not there has a code of its own
@@ -60,6 +68,7 @@ class OffsetHandlers:
             request.generation_id_or_member_epoch,
             request.member_id,
             request.group_instance_id if version >= 7 else None,
+            version,
         )
         if error == ErrorCode.ILLEGAL_GENERATION and version >= GROUP_NOT_FOUND_FROM:
             known = self._groups.find(request.group_id) is not None
@@ -124,12 +133,20 @@ class OffsetHandlers:
     def offset_fetch(self, connection: Connection, header: p.RequestHeader, request: Any) -> Answer:
         if header.api_version >= 8:
             groups = [
-                {"group_id": g.group_id, **self._fetched_or_error(g.group_id, g.topics)}
+                {"group_id": g.group_id, **self._fetched_by(g, header.api_version)}
                 for g in request.groups
             ]
             return respond(header, p.OffsetFetchResponse, groups=groups)
         fields = self._fetched_or_error(request.group_id, request.topics)
         return respond(header, p.OffsetFetchResponse, **fields)
+
+    def _fetched_by(self, g: Any, version: int) -> dict[str, Any]:
+        """What a member is told; from version 9 on it says who it is."""
+        if version >= 9 and not self._groups.refusal(g.group_id):
+            error = self._groups.may_fetch(g.group_id, g.member_id, g.member_epoch)
+            if error:
+                return {"topics": [], "error_code": error}
+        return self._fetched_or_error(g.group_id, g.topics)
 
     def _fetched_or_error(self, group: str, topics: Any) -> dict[str, Any]:
         if error := self._groups.refusal(group):
@@ -171,10 +188,12 @@ class OffsetHandlers:
         if refusal := self._groups.refusal(request.group_id):
             return respond(header, p.OffsetDeleteResponse, error_code=refusal, topics=[])
         group = self._groups.find(request.group_id)
-        if group is None and request.group_id not in self._store.groups():
+        is_known = group is not None or self._groups.find_consumer(request.group_id) is not None
+        if not is_known and request.group_id not in self._store.groups():
             code = ErrorCode.GROUP_ID_NOT_FOUND
             return respond(header, p.OffsetDeleteResponse, error_code=code, topics=[])
-        used: frozenset[str] = frozenset()
+        new = self._groups.find_consumer(request.group_id)
+        used: frozenset[str] = frozenset() if new is None else new.all_subscribed()
         if group is not None and group.members:
             if group.protocol_type != "consumer":
                 code = ErrorCode.NON_EMPTY_GROUP

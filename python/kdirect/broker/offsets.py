@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sized
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -25,7 +25,9 @@ from kdirect.broker.state_replication import StateReplication
 from kdirect.broker.state_topic import Row, StateTopic
 from kdirect.broker.topics import OFFSETS_TOPIC, Registry, Topic
 from kdirect.errors import KdirectError
+from kdirect.format import consumer_group_records as consumer_records
 from kdirect.format import group_records as records
+from kdirect.format.consumer_group_records import Key
 from kdirect.format.group_records import CommittedOffset, GroupRecord
 from kdirect.log.partition import Partition
 from kdirect.model import TopicPartition
@@ -38,7 +40,9 @@ class LoadedGroup:
     """A group as it was last written to the log."""
 
     group_id: str
-    record: GroupRecord
+    record: GroupRecord | None
+    # Of a group of KIP-848: its records, by what they are.
+    rows: Mapping[Key, bytes] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -47,6 +51,7 @@ class GroupTable:
 
     offsets: dict[str, dict[TopicPartition, CommittedOffset]] = field(default_factory=dict)
     groups: dict[str, GroupRecord] = field(default_factory=dict)
+    rows: dict[str, dict[Key, bytes]] = field(default_factory=dict)  # of groups of KIP-848
 
     def apply(self, key: bytes | None, value: bytes | None) -> None:
         """Take one record.  FormatError."""
@@ -65,6 +70,13 @@ class GroupTable:
                 self.groups.pop(what, None)
             else:
                 self.groups[what] = records.parse_group_value(value)
+        elif (row := consumer_records.parse_key(key)) is not None:
+            if value is not None:
+                self.rows.setdefault(row.group, {})[row] = value
+            elif (known := self.rows.get(row.group)) is not None:
+                known.pop(row, None)
+                if not known:
+                    del self.rows[row.group]
 
 
 class OffsetStore:
@@ -94,6 +106,7 @@ class OffsetStore:
         self._table = GroupTable()
         self._offsets = self._table.offsets
         self._groups = self._table.groups
+        self._rows = self._table.rows
         self._count = 0  # of partitions, when they were last counted
 
     def join_cluster(self, replication: StateReplication) -> None:
@@ -137,13 +150,14 @@ class OffsetStore:
         its groups that had metadata."""
         self._offsets.update(table.offsets)
         self._groups.update(table.groups)
+        self._rows.update(table.rows)
         self._state.install(partition)
         return self._loaded_groups(partition.topic_partition.partition)
 
     def _loaded_groups(self, index: int) -> list[LoadedGroup]:
         return [
-            LoadedGroup(name, record)
-            for name, record in self._groups.items()
+            LoadedGroup(name, self._groups.get(name), dict(self._rows.get(name, {})))
+            for name in {**self._groups, **self._rows}
             if self.index_of(name) == index
         ]
 
@@ -182,15 +196,19 @@ class OffsetStore:
                     (records.offset_key(group, tp.topic, tp.partition), records.offset_value(c))
                     for tp, c in offsets.items()
                 ]
+        for group, kept in self._rows.items():
+            if self.index_of(group) == index:
+                rows += [(consumer_records.key(*row), value) for row, value in kept.items()]
         return rows
 
     def live_count(self) -> int:
         """See `kdirect.broker.state_topic.Table`."""
-        return len(self._groups) + sum(len(offsets) for offsets in self._offsets.values())
+        tables: tuple[Mapping[str, Sized], ...] = (self._offsets, self._rows)
+        return len(self._groups) + sum(len(rows) for table in tables for rows in table.values())
 
     def forget_partition(self, index: int) -> None:
         """See `kdirect.broker.state_topic.Table`."""
-        for table in (self._groups, self._offsets):
+        for table in (self._groups, self._offsets, self._rows):
             for group in [name for name in table if self.index_of(name) == index]:
                 del table[group]  # type: ignore[attr-defined]
 
@@ -272,6 +290,17 @@ class OffsetStore:
             group, [(records.group_key(group), records.group_value(record))], remember
         )
 
+    def save_rows(
+        self, group: str, rows: Mapping[bytes, bytes | None]
+    ) -> asyncio.Future[Partition | None]:
+        """Set and delete records of a group, as they are."""
+
+        def remember() -> None:
+            for key, value in rows.items():
+                self._table.apply(key, value)
+
+        return self._change(group, list(rows.items()), remember)
+
     def forget_group(self, group: str) -> asyncio.Future[Partition | None]:
         """Delete a group with all its offsets."""
         rows: list[Row] = [
@@ -280,8 +309,10 @@ class OffsetStore:
         ]
         if group in self._groups:
             rows.append((records.group_key(group), None))
+        rows += [(consumer_records.key(*row), None) for row in self._rows.get(group, ())]
 
         def drop() -> None:
+            self._rows.pop(group, None)
             self._offsets.pop(group, None)
             self._groups.pop(group, None)
 

@@ -172,6 +172,23 @@ DescribeQuorumRequest, DescribeQuorumResponse = (
 )
 
 
+# Kafka's own, which kafka-python lacks.
+class ConsumerGroupHeartbeatRequest(ApiMessage, load_json=kdirect.format.messages):
+    pass
+
+
+class ConsumerGroupHeartbeatResponse(ApiMessage, load_json=kdirect.format.messages):
+    pass
+
+
+class ConsumerGroupDescribeRequest(ApiMessage, load_json=kdirect.format.messages):
+    pass
+
+
+class ConsumerGroupDescribeResponse(ApiMessage, load_json=kdirect.format.messages):
+    pass
+
+
 class OpenQueuePairRequest(ApiMessage, load_json=kdirect.format.messages):
     pass
 
