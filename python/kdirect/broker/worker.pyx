@@ -191,8 +191,8 @@ cdef class ProduceWorker(PushTables):
         """The broker's own request, whole batches, whose order and room were reserved: committed
         when its turn comes.  `checked`: `CommitKernel.check` has passed them, and nobody writes
         them since, so their CRCs are not computed again.  `marker`: it is a marker of a
-        transaction's coordinator, which no producer may write.  The answers to own requests that are
-        known now, this one's or others'; later ones go to `on_broker_requests`.  Raises
+        transaction's coordinator, which no producer may write.  The answers to own requests that
+        are known now, this one's or others'; later ones go to `on_broker_requests`.  Raises
         AccessDeniedError when the head has ended."""
         cdef const uint8_t[::1] view = data
         cdef uint32_t length = <uint32_t> view.shape[0]
