@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from kdirect.format.batch import CODEC_NAMES, iterate_batches
+from kdirect.format import layout
+from kdirect.format.batch import CODEC_NAMES, crc32c, iterate_batches
 from kdirect.format.decode import ArrowDecoder
 from kdirect.format.encode import ArrowEncoder
 from kdirect.log.cleaning import Cleaned, Cleaning, Memory, dirt_of
@@ -33,6 +34,7 @@ def keyed(
     codec: int = 0,
     timestamp_ms: int = NOW,
     producer: tuple[int, int, int] = (-1, -1, -1),
+    transactional: bool = False,
 ) -> bytes:
     """A batch of these keys and values, a millisecond apart; `producer`: id, epoch, sequence."""
     encoder = ArrowEncoder(compression=CODEC_NAMES[codec], batch_bytes=1 << 20)
@@ -45,7 +47,12 @@ def keyed(
         producer_epoch=producer[1],
         base_sequence=producer[2],
     )
-    return bytes(batch)
+    data = bytearray(batch)
+    if transactional:
+        data[layout.BATCH_ATTRIBUTES + 1] |= layout.ATTRIBUTE_TRANSACTIONAL
+        checked = bytes(data[layout.BATCH_ATTRIBUTES :])
+        data[layout.BATCH_CRC : layout.BATCH_ATTRIBUTES] = crc32c(checked).to_bytes(4, "big")
+    return bytes(data)
 
 
 def records_of(partition: Partition, offset: int | None = None) -> list[Kept]:

@@ -24,28 +24,24 @@ from kdirect.failpoints import reached
 from kdirect.format import layout
 from kdirect.format.batch import CODEC_NAMES
 from kdirect.format.compression import Compressor, Decompressor
+from kdirect.format.segment_files import AbortedTransaction, pack_transaction_index
 from kdirect.log.checkpoint import sync_directory
 from kdirect.log.clean_run import AT_END, IS_FULL, BatchHead, CleanRun
-from kdirect.log.cleaned_transactions import (
-    AbortedTransaction,
-    CleanedTransactions,
-    marker_kind,
-    pack_aborted,
-    unpack_aborted,
-)
+from kdirect.log.cleaned_transactions import CleanedTransactions, marker_kind
 from kdirect.log.cleaning_rules import CompactionRules, Dirt, SegmentFacts, grouped, look_at
 from kdirect.log.compacting import CLEANED_SUFFIX, scan_file
+from kdirect.log.config import NEVER
 from kdirect.log.head import cannot_allocate
 from kdirect.log.kernel_producers import known_producers
+from kdirect.log.kernel_transactions import aborted_index
 from kdirect.log.key_offsets import CELL_BYTES, KeyOffsets
 from kdirect.log.mapped import copy_bytes, first_timestamp
 from kdirect.log.partition import Partition
-from kdirect.log.segment import LOG_SUFFIX, Segment, file_name
+from kdirect.log.segment import LOG_SUFFIX, TRANSACTION_SUFFIX, Segment, file_name
 from kdirect.log.segment_search import locate
 
 log = logging.getLogger("kdirect.log")
 
-TRANSACTION_INDEX_SUFFIX = ".txnindex"
 INT32_MAX = (1 << 31) - 1
 
 
@@ -140,15 +136,14 @@ class Cleaning:
         ]
         if partition.recovery_point < dirt.first_uncleanable:
             partition.flush(dirt.first_uncleanable)
-        aborted = self._aborted()
+        aborted = aborted_index(partition.kernel, 0, NEVER)
         run = self._note_keys(segments, aborted)
         end_offset = max(dirt.first_dirty, self._keys.latest_offset + 1)
         segments = [s for s in segments if s.base_offset < end_offset]
         if segments:
             partition.note_gaps_below(dirt.first_uncleanable)
             partition.write_checkpoints()
-        transactions = CleanedTransactions()
-        transactions.add_aborted(aborted)
+        transactions = CleanedTransactions(aborted)
         config = partition.config
         facts = [facts_of(s, with_indexes=True) for s in segments]
         for numbers in grouped(facts, config.segment_bytes, config.index_max_bytes):
@@ -187,8 +182,7 @@ class Cleaning:
             producers=producers,
             piece_bytes=memory.piece_bytes,
         )
-        transactions = CleanedTransactions()
-        transactions.add_aborted(aborted)
+        transactions = CleanedTransactions(aborted)
         for segment in segments:
             if segment.end_offset <= dirt.first_dirty:
                 continue
@@ -258,10 +252,12 @@ class Cleaning:
             try:
                 for segment in group:
                     self._clean_segment(segment, run, transactions, files)
-                new = files.finish(transactions.aborted, self._partition.dense_from)
+                ended = aborted_index(
+                    self._partition.kernel, group[0].base_offset, group[-1].end_offset
+                )
+                new = files.finish(ended, self._partition.dense_from)
             except OSError as e:
                 raise cannot_allocate(self._partition.directory, files.size, e) from e
-            transactions.aborted = []
             reached("compaction, cleaned files are written")
             if not self._partition.exchange(group, new, files.paths):
                 raise ClosedError(
@@ -341,20 +337,10 @@ class Cleaning:
     def _marker(self, segment: Segment, at: int, head: BatchHead, run: CleanRun) -> int | None:
         return marker_kind(run.first_key(segment.address, at, segment.size))
 
-    def _aborted(self) -> list[AbortedTransaction]:
-        """The aborted transactions that the log's indexes name."""
-        found = []
-        for segment in self._partition.segments:
-            try:
-                found += unpack_aborted(transaction_index(segment).read_bytes())
-            except FileNotFoundError:
-                continue
-        return found
-
 
 def transaction_index(segment: Segment) -> Path:
     """The path of a segment's ``.txnindex``."""
-    return segment.path.with_suffix(TRANSACTION_INDEX_SUFFIX)
+    return segment.path.with_suffix(TRANSACTION_SUFFIX)
 
 
 class _CleanedFiles:
@@ -366,7 +352,7 @@ class _CleanedFiles:
         self._interval = interval
         self._had_transactions = any(transaction_index(s).exists() for s in group)
         directory, base = self._first.directory, self._first.base_offset
-        suffixes = (TRANSACTION_INDEX_SUFFIX, ".timeindex", ".index", LOG_SUFFIX)
+        suffixes = (TRANSACTION_SUFFIX, ".timeindex", ".index", LOG_SUFFIX)
         self.paths = [directory / file_name(base, suffix) for suffix in suffixes]
         self._cleaned = [p.with_name(p.name + CLEANED_SUFFIX) for p in self.paths]
         self.size = 0
@@ -399,7 +385,7 @@ class _CleanedFiles:
         for path, data in zip(self._cleaned[1:3], indexes, strict=True):
             path.write_bytes(data)
         if aborted or self._had_transactions:  # whose index is to be replaced
-            self._cleaned[0].write_bytes(pack_aborted(aborted))
+            self._cleaned[0].write_bytes(pack_transaction_index(aborted))
         modified = os.fstat(last.fd).st_mtime_ns  # its name may be gone
         os.utime(self._cleaned[-1], ns=(modified, modified))  # retention asks for it
         self.paths = [p for p, c in zip(self.paths, self._cleaned, strict=True) if c.exists()]
