@@ -269,6 +269,20 @@ METRICS: tuple[Metric, ...] = (
         "broker",
         "Appends of Kafka clients to a head that RDMA producers share; each reserves its place.",
     ),
+    Metric("rdma_commit_slots", "slots", "broker", "Members of groups that commit over RDMA."),
+    Metric("rdma_offset_commits", "requests", "broker", "Commits of offsets over RDMA."),
+    Metric(
+        "rdma_offset_commits_deferred",
+        "requests",
+        "broker",
+        "Those of them that the event loop appended, because the produce worker could not.",
+    ),
+    Metric(
+        "rdma_offset_commit_errors",
+        "requests",
+        "broker",
+        "Commits of offsets over RDMA that were refused at once for what they said.",
+    ),
     Metric("rdma_acks", "entries", "broker", "Acknowledgements and notices sent to producers."),
     Metric("rdma_ack_writes", "requests", "broker", "WRITEs that carried them."),
     Metric(
@@ -521,6 +535,7 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "rebalances", "events", "consumer", "Assignments that a consumer received from its group."
     ),
+    Metric("direct_commits", "requests", "consumer", "Commits of offsets that went over RDMA."),
     *_cold("consumer"),
     Metric("reads", "requests", "reader", "Data READs of a reader."),
     Metric("read_bytes", "bytes", "reader", "Their bytes."),

@@ -93,6 +93,9 @@ def _throttled_replicas(value: list[str]) -> list[str]:
 BROKER = Options("Broker properties", (
     Option("rdma.produce", "bool", True, "Offer the RDMA produce path."),
     Option("rdma.consume", "bool", True, "Offer the RDMA consume path."),
+    Option("rdma.commit", "bool", True,
+           "Let members of groups commit their offsets by WRITEs into memory of their coordinator, "
+           "where they have a transport for RDMA."),
     Option("rdma.produce.hole.timeout.ms", "ms", 500,
            "How long requests on a shared head wait for an earlier request whose room is reserved "
            "but whose bytes are not written. After that the broker revokes access to the head and "

@@ -237,6 +237,14 @@ class AccessManager:
         """The engine of a transport that replication uses; errors as of `open_transport`."""
         return await self._engine(transport)
 
+    def peer_of(self, connection: Hashable, connection_id: int) -> Peer:
+        """A client's queue pair.  RefusedError where this connection has none of that number."""
+        return self._queue_pairs.peer_of(connection, connection_id)
+
+    def soon(self, call: Callable[..., Any], *arguments: Any) -> None:
+        """Call it on the event loop.  Any thread."""
+        self._scheduler.soon(call, *arguments)
+
     @property
     def grants(self) -> GrantTable:
         """Who has which file id."""
@@ -452,6 +460,8 @@ class AccessManager:
             grant = peer.grants.get(file_id)
             if grant is not None:
                 self._release(grant)
+            elif (end := peer.others.get(file_id)) is not None:
+                end()
             if i % RELEASED_AT_ONCE == RELEASED_AT_ONCE - 1:
                 await asyncio.sleep(0)  # 1,000 of them take 50 ms: others have their turn
         return build(p.ReleaseAccessResponse)
@@ -549,6 +559,8 @@ class AccessManager:
             if grant.head_access is not None:
                 worker.retire(grant.file_id, False)
                 written.append((grant.head_access, grant.region))
+        for end in list(peer.others.values()):
+            end()
         worker.remove_peer(peer.qp.qp_num)
         for grant in list(peer.grants.values()):
             try:

@@ -93,6 +93,8 @@ class Peer:
     slot_region: Any
     grants: dict[int, Grant] = field(default_factory=dict)
     slots: dict[int, TopicPartition] = field(default_factory=dict)
+    # What else ends with it: file id -> how to end what was granted under it (commit slots).
+    others: dict[int, Callable[[], None]] = field(default_factory=dict)
     full_below: int = 0  # every slot below this one is in use
     closed: bool = False
     ending: threading.Lock = field(default_factory=threading.Lock)  # see `QueuePairs.end`

@@ -149,6 +149,12 @@ class Group:
             return ErrorCode.UNKNOWN_MEMBER_ID
         return ErrorCode.NONE
 
+    def takes_commits(self, generation: int, member_id: str, instance_id: str | None) -> bool:
+        """Does this member commit in the present generation?  That is what
+        `GroupCoordinator.check_commit` says, to which a commit is a sign of life besides."""
+        error = self.identity_error(member_id, instance_id)
+        return not error and generation == self.generation and self.state != COMPLETING
+
     def drop(self, member: Member) -> None:
         """Forget a member; another one leads if it did."""
         self.members.pop(member.member_id, None)

@@ -90,10 +90,20 @@ class HandlerRooms:
                 member.add_remote_storage(remote, lambda key: self.by_key[key][0])
                 topics.before_deletion = remote.mark_deleted
         if access is not None:
-            for key in p.ACCESS_API_KEYS:
-                # These hold up nothing: a producer that waits for access may wait for another
-                # answer on the same connection.
-                self.by_key[key] = (self._handle_access, False)
+            self._add_access(services)
+
+    def _add_access(self, services: Services) -> None:
+        """What RDMA clients ask."""
+        from kdirect.broker.commit_slots import CommitSlots  # not without RDMA
+
+        slots = CommitSlots(services, self.groups, self._access)
+        self.groups.happened = slots.look
+        for name, function, blocking in slots.table():
+            self.by_key[p.API_NAMES[name].key] = (function, blocking)
+        for key in p.ACCESS_API_KEYS:
+            # These hold up nothing: a producer that waits for access may wait for another
+            # answer on the same connection.
+            self.by_key[key] = (self._handle_access, False)
 
     def apis(self) -> list[p.Api]:
         """What is advertised."""

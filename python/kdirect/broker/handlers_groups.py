@@ -93,6 +93,8 @@ class GroupHandlers:
         self._saves = GroupSaves(self._offsets.save_rows)
         self.partitions = self._open_partitions(services)
         self._offset_requests = OffsetHandlers(services, self)
+        # Told of whatever happens to a group, before anybody else is (`CommitSlots.look`).
+        self.happened: Callable[[str], None] = lambda group_id: None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = FOREVER
 
@@ -207,6 +209,18 @@ class GroupHandlers:
             return ErrorCode.NOT_COORDINATOR
         return self.partitions.refusal(group)
 
+    def still_commits(
+        self, group: str, generation: int, member_id: str, instance_id: str | None
+    ) -> bool:
+        """What `may_commit` would say of a member, whose request was judged before, as its group is
+        now; nothing happens to either."""
+        found = self.consumer.groups.get(group)
+        if found is not None:
+            version = NEW_MEMBERS_COMMIT_FROM
+            return not self.consumer.check_commit(found, member_id, generation, version)
+        classic = self.coordinator.groups.get(group)
+        return classic is not None and classic.takes_commits(generation, member_id, instance_id)
+
     def find(self, group: str) -> Group | None:
         """A group as it is at this moment."""
         self.expire_due()
@@ -244,6 +258,7 @@ class GroupHandlers:
     def run(self, group_id: str, effects: list[Effect]) -> None:
         """Carry out effects, in order: what follows a `Persist` waits where that has to wait for
         room in the log, or for replicas."""
+        self.happened(group_id)
         for i, effect in enumerate(effects):
             rest = effects[i + 1 :]
             if isinstance(effect, Persist):

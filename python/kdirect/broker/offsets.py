@@ -22,7 +22,7 @@ from typing import Any
 
 from kdirect.broker.appends import Appends
 from kdirect.broker.state_replication import StateReplication
-from kdirect.broker.state_topic import Row, StateTopic
+from kdirect.broker.state_topic import DirectAppends, Row, StateTopic
 from kdirect.broker.topics import OFFSETS_TOPIC, Registry, Topic
 from kdirect.errors import KdirectError
 from kdirect.format import consumer_group_records as consumer_records
@@ -104,7 +104,6 @@ class OffsetStore:
             admin=admin,
         )
         self._table = GroupTable()
-        self._offsets = self._table.offsets
         self._groups = self._table.groups
         self._rows = self._table.rows
         self._count = 0  # of partitions, when they were last counted
@@ -112,6 +111,17 @@ class OffsetStore:
     def join_cluster(self, replication: StateReplication) -> None:
         """From now on changes are committed by replicas.  Before anything is loaded."""
         self._state.replication = replication
+
+    def use_slots(self, slots: DirectAppends) -> None:
+        """Members of groups commit in this broker's memory, too: what is there is folded into the
+        table before anybody looks at it."""
+        self._state.direct = slots
+
+    @property
+    def _offsets(self) -> dict[str, dict[TopicPartition, CommittedOffset]]:
+        if self._state.direct is not None:
+            self._state.direct.fold()
+        return self._table.offsets
 
     @property
     def topic_configs(self) -> Mapping[str, str]:
@@ -224,6 +234,14 @@ class OffsetStore:
 
     # -- changing ----------------------------------------------------------------------------------
 
+    def remember(self, group: str, tp: TopicPartition, committed: CommittedOffset) -> None:
+        """This is in the log already."""
+        self._table.offsets.setdefault(group, {})[tp] = committed
+
+    def look_after(self, index: int) -> None:
+        """A partition has grown without the loop: rewrite it if it is worth it."""
+        self._state.look_after(index)
+
     def commit(
         self, group: str, offsets: Mapping[TopicPartition, CommittedOffset]
     ) -> asyncio.Future[Partition | None]:
@@ -260,6 +278,8 @@ class OffsetStore:
 
     async def forget_topic(self, topic: str) -> None:
         """A topic was deleted: delete the offsets of all groups in it."""
+        if self._state.direct is not None:
+            self._state.direct.forget_topic(topic)
         await self._forget_where(lambda name: name == topic)
 
     async def forget_missing_topics(self) -> None:

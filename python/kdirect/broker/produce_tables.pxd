@@ -59,7 +59,9 @@ cdef struct grant_t:
     int64_t* ends
     int64_t end_offset
     uint8_t listed        # in ProduceTables._held
-    head_t* head          # borrowed, as is the queue pair; ProduceWorker._grants keeps them alive
+    # Borrowed, as is the queue pair; ProduceWorker._grants keeps them alive.
+    head_t* head          # NULL: it is a member's, and `slot` its CommitSlot (offset_tables)
+    PyObject* slot
     PyObject* qp
 
 cdef struct broker_answer_t:  # an answer to one of the broker's own requests

@@ -458,7 +458,7 @@ cdef class ProduceTables:
         g = self._table[file_id]
         self._table[file_id] = NULL
         kept = self._grants.pop(file_id, None)
-        if g != NULL:
+        if g != NULL and g.head != NULL:
             order_forget(g.head, file_id)
             self._hold_no_more(g)
         pthread_mutex_unlock(&self._lock)

@@ -74,12 +74,31 @@ class Table(Protocol):
         """Take the rows of one partition out of memory."""
 
 
+class DirectAppends(Protocol):
+    """Who else appends rows, on other threads (`kdirect.broker.commit_slots`).  A partition's rows
+    in memory are to be what its log says last, so others wait while the loop changes it."""
+
+    def pause(self, index: int) -> None:
+        """The loop is about to append to a partition: others do not, and what they have appended
+        is in the table when this returns; until `resume`, which is called as often."""
+
+    def resume(self, index: int) -> None:
+        """What the loop has appended is in the table."""
+
+    def fold(self) -> None:
+        """What others have appended is in the table when this returns."""
+
+    def forget_topic(self, topic: str) -> None:
+        """Offsets in a topic that is gone are appended no more."""
+
+
 class StateTopic:
     """See the module.  `partitions` and `configs` are those of a topic that has to be created;
     `admin(work)` runs what changes topics; `what` names the rows in error messages.  `replication`
     is None where the broker is alone."""
 
     replication: StateReplication | None = None
+    direct: DirectAppends | None = None
 
     def __init__(
         self,
@@ -324,6 +343,8 @@ class StateTopic:
     ) -> None:
         """`then(end offset, error)` is called once, in the order of the calls, when all is appended
         or something could not be."""
+        if self.direct is not None:
+            then = self._paused(partition.topic_partition.partition, then)
         now = now_ms()
         pieces = list(_pieces(rows, now))
         failed: list[BaseException] = []
@@ -348,7 +369,28 @@ class StateTopic:
             else:
                 self._appends.append_later(PendingAppend(partition, data, now, partial(one, last)))
 
+    def _paused(
+        self, index: int, then: Callable[[int, BaseException | None], None]
+    ) -> Callable[[int, BaseException | None], None]:
+        """Pause others, until `then` has returned."""
+        direct = self.direct
+        assert direct is not None
+        direct.pause(index)
+
+        def told(end: int, error: BaseException | None) -> None:
+            try:
+                then(end, error)
+            finally:
+                direct.resume(index)
+
+        return told
+
     # -- rewriting ---------------------------------------------------------------------------------
+
+    def look_after(self, index: int) -> None:
+        """Others have appended to a partition: rewrite it if that is worth it."""
+        if index in self._loaded:
+            self._rewrite_soon(self.partition(index))
 
     def _rewrite_worth_it(self, partition: Partition) -> bool:
         kept = partition.log_end_offset - partition.log_start_offset
@@ -372,11 +414,15 @@ class StateTopic:
         if not self._appends.is_free(tp):
             return
         self._appends.hold(tp)
+        if self.direct is not None:
+            self.direct.pause(tp.partition)
         rows = self._table.live_rows(tp.partition)
 
         def done(result: None, error: BaseException | None) -> None:
             if error is not None:
                 log.error("%s could not be rewritten", tp, exc_info=error)
+            if self.direct is not None:
+                self.direct.resume(tp.partition)
             self._appends.release(tp)
 
         self._appends.on_thread(partition, partial(self._rewrite, partition, rows), done)

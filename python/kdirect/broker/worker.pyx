@@ -48,6 +48,8 @@ or until the next hole times out.
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
 from libc.string cimport memcpy
 
+from kdirect.broker.commit_cells cimport CommitSlot
+from kdirect.broker.offset_tables cimport OffsetTables
 from kdirect.broker.order cimport (
     ARRIVED, HEAD_ABORTED, HEAD_AHEAD, HEAD_OPEN, NEWS, NEWS_TO_TELL, NO_NEWS, WHY_DAMAGED,
     WHY_FENCED, WHY_NO_ROOM, arrived_t, head_t, order_abort, order_arrived, order_done, order_look,
@@ -108,17 +110,17 @@ class CutReason(Reason):
     NOT_AN_ANSWER = CUT_NOT_AN_ANSWER, "it sent a message that is no acknowledgement"
 
 
-cdef class ProduceWorker(PushTables):
+cdef class ProduceWorker(OffsetTables):
     """See the module.  Life: construct, `run` in a thread of its own, `stop`, join the thread.
 
     `on_head(head)` (it was drained or aborted, was granted ahead and is written to, or is a
     replica's and waits for a leader epoch to be noted), `on_push(ring)` (its state has changed, or
     it wants a file), `on_moved(Pushing or ProduceHead)` (its high watermark has moved, and somebody
-    watches it),
-    `on_broker_requests(head, answers)`, `on_cut(qp_num, reason)` (a `CutReason`) and
-    `on_append(head)` are called on the worker's thread with the GIL and no lock held; they must
-    not block.  So is `sync(head)`: acknowledgements of its records wait for the gate; once that may
-    have opened, `gate_moved(head)` is called, or `gate_failed(head)`.
+    watches it), `on_broker_requests(head, answers)`, `on_offsets(slot, deferred commits)` (of a
+    `CommitSlot`), `on_cut(qp_num, reason)` (a `CutReason`) and `on_append(head)` are called on the
+    worker's thread with the GIL and no lock held; they must not block.  So is `sync(head)`:
+    acknowledgements of its records wait for the gate; once that may have opened,
+    `gate_moved(head)` is called, or `gate_failed(head)`.
     """
 
     cdef CompletionQueue _recv_cq
@@ -129,7 +131,7 @@ cdef class ProduceWorker(PushTables):
     cdef object on_head
     cdef object on_broker_requests
     cdef object sync
-    cdef public object on_push, on_moved
+    cdef public object on_push, on_moved, on_offsets
     cdef bint _reap                # queue pairs were closed
     cdef int64_t _earliest_ns      # first deadline of a hole; 0: none
     cdef int64_t _fixed_ns         # a simulator's clock; -1: the machine's
@@ -272,6 +274,9 @@ cdef class ProduceWorker(PushTables):
             # another client's file id is not.
             if g != NULL:
                 self._cut_peer(peer, CUT_FORGED_FILE)
+            return NULL
+        if g.slot != NULL:
+            self._take_commit(peer, g, <CommitSlot> g.slot, order, length)
             return NULL
         h = g.head
         if g.state != GRANT_ACTIVE or not order_takes(h):
@@ -479,6 +484,7 @@ cdef class ProduceWorker(PushTables):
             if head.h.watched == 2:
                 head.h.watched = 0
                 moved.append((head,))
+        slots = self._news_of_slots()
         rings = self._news_of_pushing(moved)
         pthread_mutex_unlock(&self._lock)
         if self._neighbour_news:
@@ -487,7 +493,8 @@ cdef class ProduceWorker(PushTables):
                 (<PushTables> other)._wake_for_news()
         for callback, items in ((self.on_append, appended), (self.on_broker_requests, answered),
                                 (self.sync, gated), (self.on_moved, moved), (self.on_push, rings),
-                                (self.on_head, heads), (self.on_cut, cut)):
+                                (self.on_head, heads), (self.on_offsets, slots),
+                                (self.on_cut, cut)):
             for item in items:
                 try:
                     callback(*item)
@@ -578,7 +585,7 @@ cdef class ProduceWorker(PushTables):
 
     cdef bint _has_news(self) noexcept nogil:
         return (self._cut_count > 0 or self._noted != NULL or self._noted_pushings != NULL
-                or self._neighbour_news)
+                or self._noted_slots != NULL or self._neighbour_news)
 
     def set_time(self, int64_t now_ns):
         """From now on this time counts instead of the machine's clock (a simulator's)."""
@@ -594,6 +601,8 @@ cdef class ProduceWorker(PushTables):
             self.c_tend_heads()
             if self._followed:
                 self.c_tend_pushing()
+            if n == 0:
+                self._note_idle_slots()
         while self._has_news():     # a callback may make more
             self._report()
         return n
@@ -636,6 +645,8 @@ cdef class ProduceWorker(PushTables):
                           " completion")
             if self._stopping:
                 break
+            if self._note_idle_slots():
+                continue
             self._sleeps += 1
             # While acknowledgements are under way their completions must be taken too, so look in
             # now and then.
@@ -680,5 +691,9 @@ cdef class ProduceWorker(PushTables):
             "rdma_own_requests": self._broker_requests,
             "rdma_produce_heads": len(self._heads),
             "rdma_peers": len(self._peers),
-            "rdma_produce_grants": len(self._grants),
+            "rdma_produce_grants": len(self._grants) - self._slot_count,
+            "rdma_commit_slots": self._slot_count,
+            "rdma_offset_commits": self._offset_commits + self._offset_deferred,
+            "rdma_offset_commits_deferred": self._offset_deferred,
+            "rdma_offset_commit_errors": self._offset_errors,
         }

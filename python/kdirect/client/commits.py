@@ -11,7 +11,9 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from typing import TypeAlias
 
+from kdirect.client.direct_commits import DirectCommit, DirectCommits
 from kdirect.client.group import Membership
 from kdirect.client.reading import Reading
 from kdirect.errors import BrokerError, BrokerUnavailableError, ConfigError, KdirectError
@@ -20,6 +22,7 @@ from kdirect.wire.connection import Pending
 
 log = logging.getLogger("kdirect.client")
 
+Sent: TypeAlias = Pending | DirectCommit | KdirectError
 OnCommit = Callable[[KdirectError | None, dict[TopicPartition, int]], None]
 
 
@@ -27,11 +30,19 @@ class Commits:
     """See the module.  Without `auto_store`, what is committed by default is what was stored, not
     what was handed out."""
 
-    def __init__(self, membership: Membership, reading: Reading, *, auto_store: bool) -> None:
+    def __init__(
+        self,
+        membership: Membership,
+        reading: Reading,
+        direct: DirectCommits,
+        *,
+        auto_store: bool,
+    ) -> None:
         self._membership = membership
+        self._direct = direct
         self._reading = reading
         self._auto_store = auto_store
-        self._sent: deque[tuple[Pending | KdirectError, dict[TopicPartition, int]]] = deque()
+        self._sent: deque[tuple[Sent, dict[TopicPartition, int]]] = deque()
         self._committed: dict[TopicPartition, int | None] = {}
         self._stored: dict[TopicPartition, int] = {}
 
@@ -39,6 +50,11 @@ class Commits:
     def under_way(self) -> bool:
         """Are there commits that `settle` has not taken an answer of?"""
         return bool(self._sent)
+
+    @property
+    def direct_commits(self) -> int:
+        """How many were made one-sidedly."""
+        return self._direct.commits
 
     def due(self) -> dict[TopicPartition, int]:
         """What was handed out, or stored, and is not committed."""
@@ -62,16 +78,33 @@ class Commits:
 
     def send(self, offsets: dict[TopicPartition, int]) -> None:
         """Commit without waiting: `settle` takes the answer."""
-        sent: Pending | KdirectError
+        sent: Sent | None = None
+        # Over one way at a time: the coordinator may take the later of two ways first.
+        if all(earlier.wait(0) for earlier, _ in self._sent if isinstance(earlier, Pending)):
+            sent = self._direct.begin(offsets)
         try:
-            sent = self._membership.send_commit(offsets)
+            if sent is None:
+                self._finish_direct()
+                sent = self._membership.send_commit(offsets)
         except (BrokerError, BrokerUnavailableError) as e:
             sent = e  # reported as if the coordinator had said it
         self._sent.append((sent, offsets))
 
+    def _finish_direct(self) -> None:
+        """Have what was committed one-sidedly answered, or made once more over TCP."""
+        for i, (sent, offsets) in enumerate(self._sent):
+            if isinstance(sent, DirectCommit) and not sent.succeeded():
+                try:
+                    self._membership.commit(offsets)
+                    sent.made_over_tcp()
+                except KdirectError as e:
+                    self._sent[i] = e, offsets
+
     def commit(self, offsets: dict[TopicPartition, int]) -> None:
-        """Commit and wait for the answer.  BrokerError when it is refused."""
-        self._membership.commit(offsets)
+        """Commit and wait for the answer.  BrokerError when it is refused.  None is under way."""
+        direct = self._direct.begin(offsets)
+        if direct is None or not direct.succeeded():
+            self._membership.commit(offsets)
         self._committed.update(offsets)
 
     def settle(self, on_commit: OnCommit | None, *, wait: bool = False) -> None:
@@ -86,7 +119,11 @@ class Commits:
             try:
                 if isinstance(sent, KdirectError):
                     raise sent
-                self._membership.check_commit(sent.result())
+                if isinstance(sent, DirectCommit):
+                    if not sent.succeeded():
+                        self._membership.commit(offsets)
+                else:
+                    self._membership.check_commit(sent.result())
                 self._committed.update({tp: o for tp, o in offsets.items() if tp in self._reading})
             except KdirectError as e:
                 error = e
@@ -94,6 +131,10 @@ class Commits:
                     log.warning("%s", e)
             if on_commit is not None:
                 on_commit(error, offsets)
+
+    def close(self) -> None:
+        """The member leaves: nothing is committed any more."""
+        self._direct.close()
 
     def look_up(self, tps: list[TopicPartition]) -> dict[TopicPartition, int | None]:
         """The group's committed offsets of partitions that begin to be read."""

@@ -311,6 +311,15 @@ class Handle:
         self.check()
         return self._shared.channel(tp, closest=closest, **sizes)
 
+    def channel_over(self, connection: Connection, **sizes: int) -> Channel | None:
+        """A new queue pair to the broker of `connection`, which controls it; None where that broker
+        is reached over TCP only."""
+        self.check()
+        transport = self._shared.transports.to(connection)
+        return (
+            None if transport.name(connection) == "tcp" else transport.channel(connection, **sizes)
+        )
+
     def messages(self, tp: TopicPartition, settings: Mapping[str, Any]) -> MessageConnection:
         """A new queue pair for requests in SENDs, to the broker that leads `tp`.  QueuePairError
         and the like when it cannot be had."""

@@ -456,6 +456,8 @@ class Consumer(ConsumerUpkeep):
         out = {"messages": self._queue.popped} | self._reading.statistics()
         if self._membership is not None:
             out["rebalances"] = self._membership.rebalances
+        if self._commits is not None:
+            out["direct_commits"] = self._commits.direct_commits
         return out
 
     def close(self) -> None:
@@ -475,6 +477,8 @@ class Consumer(ConsumerUpkeep):
                 self._commits.settle(self._on_commit, wait=True)
         finally:
             self._closed = self._attention = True
+            if self._commits is not None:
+                self._commits.close()
             if self._membership is not None:
                 self._membership.close()
             self._reading.close()

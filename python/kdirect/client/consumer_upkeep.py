@@ -16,6 +16,7 @@ from typing import Any
 from kdirect.client.arguments import OFFSET_INVALID, OFFSET_STORED
 from kdirect.client.commits import Commits, OnCommit
 from kdirect.client.connections import Handle
+from kdirect.client.direct_commits import DirectCommits
 from kdirect.client.group import OUT, STABLE, Membership
 from kdirect.client.group_owner import GroupOwner
 from kdirect.client.reading import Reading
@@ -54,6 +55,7 @@ class ConsumerUpkeep:
             self._commits = Commits(
                 self._membership,
                 self._reading,
+                DirectCommits(session, self._membership, self._reading),
                 auto_store=settings["enable.auto.offset.store"],
             )
         self._auto_commit = self._membership is not None and settings["enable.auto.commit"]

@@ -53,7 +53,7 @@ from kdirect.format.error_codes import ErrorCode
 from kdirect.model import TopicPartition
 from kdirect.wire.broker_errors import broker_error
 from kdirect.wire.cluster import Cluster
-from kdirect.wire.connection import Pending
+from kdirect.wire.connection import Connection, Pending
 
 log = logging.getLogger("kdirect.client")
 
@@ -360,6 +360,20 @@ class Membership:
         if not member:
             return self._link.send_commit(offsets, metadata, -1, "", None)
         return self._link.send_commit(offsets, metadata, generation, member_id, self._instance_id)
+
+    @property
+    def is_member(self) -> bool:
+        """May it commit as a member of the present generation?"""
+        return self._subscribed and self.state == STABLE
+
+    @property
+    def instance_id(self) -> str | None:
+        """`group.instance.id`."""
+        return self._instance_id
+
+    def coordinator(self) -> Connection:
+        """The private connection to the coordinator."""
+        return self._link.connection()
 
     def check_commit(self, answer: Any) -> None:
         """Raise BrokerError if a commit's answer has an error; it is retriable if another attempt

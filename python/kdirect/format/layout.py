@@ -82,6 +82,26 @@ first reservation that passes its end makes all later ones do so too, so exactly
 are valid.  The broker closes a word by adding ``1 << 46``.  Reservations that fail after that are
 below 2**31 bytes each, so it would take 2**15 of them to reach the order.
 
+Commit of offsets (a member of a group WRITEs it into a cell of its commit slot, with immediate
+data ``file id << 16 | order``; little endian)::
+
+     0       4        8            12      16       24
+    +-------+--------+------------+-------+--------+--------------+--------------+-----
+    | guard |sequence| generation | count | token  | entry        | entry        | ...
+    |       |        |            |       |        |              |              |
+    +-------+--------+------------+-------+--------+--------------+--------------+-----
+
+    Entry:  0        8       12             16
+           +--------+-------+--------------+
+           | offset | index | leader epoch |
+           +--------+-------+--------------+
+
+``guard`` is the CRC-32C of everything after itself, so a torn commit is refused.  ``sequence``
+counts the commits under a grant from 0 (modulo 2**32); its lower 16 bits are the order, which
+modulo the number of cells says which cell it lies in.  ``token`` is the number that came with the
+grant, ``index`` the place of the partition in the request for the slot, ``generation`` that of the
+group, or the member's epoch.
+
 Object (a remote segment with its indexes, as it lies in an object store; what is kdirect's own in
 it is little endian).  The sections follow each other without gaps and may be empty, but for the
 log.  What comes after the log's bytes is the tail of the object, and is got by one request::
@@ -231,6 +251,21 @@ NOTICE_ORDER = 2
 NOTICE_LENGTH = 4
 NOTICE_BYTES = 8
 
+# -- commit of offsets -----------------------------------------------------------------------------
+OFFSETS_GUARD = 0
+OFFSETS_SEQUENCE = 4
+OFFSETS_GENERATION = 8
+OFFSETS_COUNT = 12
+OFFSETS_TOKEN = 16
+OFFSETS_HEADER_BYTES = 24
+OFFSETS_ENTRY_OFFSET = 0
+OFFSETS_ENTRY_INDEX = 8
+OFFSETS_ENTRY_LEADER_EPOCH = 12
+OFFSETS_ENTRY_BYTES = 16
+
+OFFSETS_CELLS = 4  # of a slot, so many commits may be under way; a power of two
+OFFSETS_MOST_PARTITIONS = 1024  # of a slot; a member with more commits over TCP
+
 # -- shared word and produce modes -----------------------------------------------------------------
 SHARED_WORD_BYTES = 8
 SHARED_ORDER_SHIFT = 48
@@ -290,6 +325,7 @@ API_GET_PRODUCE_ACCESS = 32002
 API_GET_CONSUME_ACCESS = 32003
 API_RELEASE_ACCESS = 32004
 API_LOCATE_RECORDS = 32005  # of brokers with tiered storage only
+API_GET_COMMIT_SLOT = 32006
 
 # Where LocateRecords says that records are.
 LOCATION_OBJECT = 0
@@ -317,6 +353,10 @@ if BATCH_RECORDS != BATCH_RECORDS_COUNT + 4 or SLOT_LOG_START_OFFSET + 8 != SLOT
     raise AssertionError("layout: fields do not add up")
 if ACK_LOG_APPEND_TIME + 8 != ACK_BYTES:
     raise AssertionError("layout: acknowledgement entry does not add up")
+if OFFSETS_TOKEN + 8 != OFFSETS_HEADER_BYTES or (
+    OFFSETS_ENTRY_LEADER_EPOCH + 4 != OFFSETS_ENTRY_BYTES
+):
+    raise AssertionError("layout: a commit of offsets does not add up")
 if FOOTER_RESERVED + 4 != FOOTER_HEAD_BYTES or SECTION_LENGTH + 8 != SECTION_BYTES:
     raise AssertionError("layout: the footer of an object does not add up")
 if TRAILER_MAGIC + len(OBJECT_MAGIC) != TRAILER_BYTES:

@@ -221,6 +221,14 @@ class ReleaseAccessResponse(ApiMessage, load_json=kdirect.format.messages):
     pass
 
 
+class GetCommitSlotRequest(ApiMessage, load_json=kdirect.format.messages):
+    pass
+
+
+class GetCommitSlotResponse(ApiMessage, load_json=kdirect.format.messages):
+    pass
+
+
 class LocateRecordsRequest(ApiMessage, load_json=kdirect.format.messages):
     pass
 
@@ -396,7 +404,7 @@ BROKER_API_KEYS = REPLICA_API_KEYS | {
     WriteRemoteMetadataRequest.API_KEY,
 }
 _OWN_API_KEYS = frozenset(v for name, v in vars(layout).items() if name.startswith("API_"))
-ACCESS_API_KEYS = _OWN_API_KEYS - {layout.API_LOCATE_RECORDS}
+ACCESS_API_KEYS = _OWN_API_KEYS - {layout.API_LOCATE_RECORDS, layout.API_GET_COMMIT_SLOT}
 
 if _OWN_API_KEYS - set(APIS):
     raise AssertionError("protocol: an access API key differs between layout.py and its schema")
