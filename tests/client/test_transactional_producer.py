@@ -257,6 +257,23 @@ def test_what_a_killed_producer_leaves_is_aborted(kafka, topic):
     assert committed(kafka, topic, finish(kafka, topic)) == []
 
 
+def test_a_producer_that_is_closed_leaves_no_connection(kafka, topic):
+    group = GroupMetadata(f"g-{topic}")
+
+    def once():
+        with ready(kafka, topic) as made:
+            made.begin_transaction()
+            made.produce(topic, "x", partition=0)
+            made.send_offsets_to_transaction({TopicPartition(topic, 0): 1}, group)
+            made.commit_transaction()
+
+    once()
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        once()
+    assert len(os.listdir("/proc/self/fd")) <= before
+
+
 def test_calls_need_a_name_and_an_order(kafka, topic):
     settings = {"bootstrap.servers": kafka, "transport": "tcp"}
     with (

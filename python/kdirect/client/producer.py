@@ -436,6 +436,7 @@ class Producer(ProducerTransactions):
             self._closed = True
             self._topics.close()
             self._driver.abort()
+            self._leave_coordinators()
             for tag, base_offset, error in self._driver.outcomes():
                 self._answer(tag, base_offset, error)
             self._sent.clear()

@@ -203,6 +203,12 @@ class ProducerTransactions(ProducerBatches):
                     return
             self._environment.sleep(TURN_S)
 
+    def _leave_coordinators(self) -> None:
+        """The producer ends.  The coordinator aborts what is open, once its time is over or another
+        producer of this name comes."""
+        if self._coordinators is not None:
+            self._coordinators.close()
+
     def _notice_failures(self) -> None:
         """Records without a callback may have failed; their errors are the transaction's."""
         self._take_outcomes()

@@ -101,7 +101,7 @@ class TransactionLink:
         """End the connections."""
         self._sent = None
         for connection in self._connections.values():
-            self._cluster.give_back(connection)
+            connection.close()
         self._connections.clear()
 
     # -- within ------------------------------------------------------------------------------------
