@@ -164,6 +164,13 @@ ROWS = (
         60,
     ),
     Row(
+        "compact",
+        "rows_compact",
+        1,
+        "a log compacted by one thread, against a bare read and write of the same bytes",
+        20,
+    ),
+    Row(
         "stall",
         "rows_stall",
         4,
