@@ -118,6 +118,12 @@ ROWS = (
         "one acknowledged produce at a time: median and tail, against a bare eventfd round trip",
     ),
     Row(
+        "commit",
+        "rows_commit",
+        2,
+        "one commit of offsets at a time: median and tail, over shm and over TCP",
+    ),
+    Row(
         "produce-pipelined",
         "rows_direct",
         2,

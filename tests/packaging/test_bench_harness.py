@@ -24,6 +24,7 @@ NAMES = [
     "slot-poll",
     "consume-partitions",
     "produce-rtt",
+    "commit",
     "produce-pipelined",
 ]
 NAMES += [
