@@ -259,9 +259,11 @@ def test_what_a_killed_producer_leaves_is_aborted(kafka, topic):
 
 def test_a_producer_that_is_closed_leaves_no_connection(kafka, topic):
     group = GroupMetadata(f"g-{topic}")
+    kept = []  # what is forgotten would close its sockets anyhow
 
     def once():
-        with ready(kafka, topic) as made:
+        kept.append(ready(kafka, topic))
+        with kept[-1] as made:
             made.begin_transaction()
             made.produce(topic, "x", partition=0)
             made.send_offsets_to_transaction({TopicPartition(topic, 0): 1}, group)
