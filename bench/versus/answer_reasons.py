@@ -27,7 +27,7 @@ class Reason(NamedTuple):
         )
 
 
-_TXN = "There are no transactions."
+_TXN = "A broker that is alone coordinates every id."
 
 # The first that covers a difference is its reason.
 REASONS: tuple[Reason, ...] = (
@@ -35,7 +35,6 @@ REASONS: tuple[Reason, ...] = (
     *(
         Reason("ApiVersions", "*", f"api_keys[{key}]", f"`{name}`", why)
         for key, name, why in (
-            (27, "WriteTxnMarkers", _TXN),
             (34, "AlterReplicaLogDirs", "Partitions do not move between log directories."),
             (38, "CreateDelegationToken", "There are no delegation tokens."),
             (39, "RenewDelegationToken", "There are no delegation tokens."),
@@ -54,8 +53,9 @@ REASONS: tuple[Reason, ...] = (
     ),
     Reason("ApiVersions", "*", "api_keys[320*]", "kdirect's own APIs", "They lead to RDMA."),
     Reason("ApiVersions", "*", "api_keys[?].max_version", "Produce and Fetch", "No topic ids."),
-    Reason("ApiVersions", "*", "api_keys[24].max_version", "AddPartitionsToTxn", _TXN),
-    Reason("ApiVersions", "*", "*_features[transaction.version]", "features", _TXN),
+    Reason(
+        "ApiVersions", "*", "api_keys[66].max_version", "ListTransactions", "No patterns of ids."
+    ),
     Reason(
         "ApiVersions", "*", "*_features[group.version]", "features", "Groups are the classic ones."
     ),
@@ -283,8 +283,8 @@ REASONS: tuple[Reason, ...] = (
     ),
     # transactions
     *(
-        Reason(api, "*", "*", "all", _TXN)
-        for api in ("DescribeTransactions", "ListTransactions", "EndTxn", "*ToTxn", "TxnOffset*")
+        Reason(api, "*", "*", "an id that is not known", _TXN)
+        for api in ("DescribeTransactions", "EndTxn", "*ToTxn", "TxnOffset*")
     ),
     Reason("DescribeProducers", "unknown", "*error_message", "the message", "The code says it."),
     # any

@@ -134,8 +134,9 @@ class Cluster:
     properties of all brokers are keyword arguments with underscores for dots, or go into the
     mapping `properties` under their own names.
 
-    Unless given, offsets.topic.replication.factor and default.replication.factor are the number of
-    brokers, at most 3; min.insync.replicas is 2 with three brokers or more.
+    Unless given, offsets.topic.replication.factor, transaction.state.log.replication.factor and
+    default.replication.factor are the number of brokers, at most 3; min.insync.replicas is 2 with
+    three brokers or more.
 
     A broker that was stopped or killed keeps its directory and its address, and `start` brings it
     back.  Use it from one thread.
@@ -162,6 +163,7 @@ class Cluster:
             )
         self._given = {
             "offsets.topic.replication.factor": min(3, brokers),
+            "transaction.state.log.replication.factor": min(3, brokers),
             "default.replication.factor": min(3, brokers),
             "min.insync.replicas": 2 if brokers >= 3 else 1,
             # The last brokers of a cluster that stops have nobody to hand over to.

@@ -20,6 +20,7 @@ from kdirect.remote_options import (
 )
 from kdirect.spark_options import SPARK_ROWS
 from kdirect.state_options import ENGINE_ROWS
+from kdirect.transaction_options import TRANSACTION_BROKER_ROWS
 
 
 def _must_preallocate(value: bool) -> bool:
@@ -342,6 +343,8 @@ BROKER = Options("Broker properties", (
            "How often the broker checks for such groups.", low=1000),
     Option("offset.metadata.max.bytes", "bytes", 4096,
            "Longest text that may be committed with an offset.", low=0, high=32767),
+    # transactions
+    *TRANSACTION_BROKER_ROWS,
     # tiered storage
     *REMOTE_BROKER_ROWS,
 ))

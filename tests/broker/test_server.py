@@ -22,6 +22,7 @@ from kdirect.format import layout
 from kdirect.format import protocol as p
 from kdirect.format.batch import encode_single_bytes
 from kdirect.format.error_codes import ErrorCode as E
+from kdirect.format.record_list import encode_records
 from kdirect.format.schema import build
 from kdirect.log.partition import Partition
 
@@ -446,7 +447,12 @@ def test_errors_of_produce(broker, raw, version):
     assert code(produce(good, partition=-1)) == E.UNKNOWN_TOPIC_OR_PARTITION
     assert code(produce(good, topic="__consumer_offsets")) == E.INVALID_TOPIC_EXCEPTION
     assert code(produce(good, acks=2)) == E.INVALID_REQUIRED_ACKS
-    assert code(produce(good, transactional_id="tx")) == E.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+    of_transaction = encode_records(
+        [(None, b"v", None, 0)], producer_id=7, producer_epoch=0, base_sequence=0, attributes=0x10
+    )
+    assert code(produce(of_transaction)) == E.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+    # Nobody has begun it.
+    assert code(produce(of_transaction, transactional_id="x")) == E.INVALID_PRODUCER_ID_MAPPING
     assert code(produce(b"")) == E.INVALID_RECORD
     assert code(produce(None)) == E.INVALID_RECORD
     assert code(produce(encode_single_bytes(b"v" * 2000))) == E.MESSAGE_TOO_LARGE
@@ -524,17 +530,22 @@ def test_limits_of_fetch(broker, raw):
     assert len(one.records) == 3 * len(batch) and len(two.records) == 0
 
 
-def test_transactions_are_refused_clearly(broker, raw):
+def test_transactional_ids_and_timeouts_that_cannot_be(broker, raw):
     connection = raw()
-    answer = connection.call(
-        build(p.InitProducerIdRequest, transactional_id="tx", transaction_timeout_ms=1000), 1
+
+    def code(**fields):
+        return connection.call(build(p.InitProducerIdRequest, **fields), 4).error_code
+
+    longest = 900_000
+    assert code(transactional_id="", transaction_timeout_ms=1000) == E.INVALID_REQUEST
+    for timeout in (0, -1, longest + 1):
+        answer = code(transactional_id="x", transaction_timeout_ms=timeout)
+        assert answer == E.INVALID_TRANSACTION_TIMEOUT
+    assert code(transactional_id="x", transaction_timeout_ms=longest) == 0
+    ended = connection.call(
+        build(p.EndTxnRequest, transactional_id="y", producer_id=1, producer_epoch=0), 3
     )
-    assert answer.error_code == E.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
-    answer = connection.call(build(p.FindCoordinatorRequest, key="tx", key_type=1), 2)
-    assert (
-        answer.error_code == E.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
-        and "transactions" in answer.error_message
-    )
+    assert ended.error_code == E.INVALID_PRODUCER_ID_MAPPING
 
 
 def test_metadata_creates_topics_only_if_asked(broker, raw):

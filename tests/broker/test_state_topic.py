@@ -42,6 +42,9 @@ class Rows:
     def live_rows(self, index: int) -> list[Row]:
         return [(k, v) for k, v in self.rows.items() if k[:1] == b"%d" % index]
 
+    def may_rewrite(self, index: int) -> bool:
+        return True
+
     def live_count(self) -> int:
         return len(self.rows)
 

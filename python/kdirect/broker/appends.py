@@ -44,16 +44,37 @@ Then: TypeAlias = Callable[[Any, BaseException | None], None]
 class PendingAppend:
     """Batches that wait for their turn.  `then` is called once, with their outcome.  `checked`: the
     kernel has seen that they are whole batches, so that they may be given to a head that others
-    write."""
+    write.  `is_marker`: it is a coordinator's marker that ends a transaction."""
 
-    __slots__ = ("checked", "data", "now_ms", "partition", "then")
+    __slots__ = ("checked", "data", "is_marker", "now_ms", "partition", "then")
 
-    def __init__(self, partition: Partition, data: bytes, now_ms: int, then: Then) -> None:
+    def __init__(
+        self,
+        partition: Partition,
+        data: bytes,
+        now_ms: int,
+        then: Then,
+        *,
+        is_marker: bool = False,
+    ) -> None:
         self.partition = partition
         self.data = data
         self.now_ms = now_ms
         self.then = then
         self.checked = False
+        self.is_marker = is_marker
+
+    def try_now(self) -> AppendResult | None:
+        """Append, if there is room; else None, and nothing has changed."""
+        if self.is_marker:
+            return self.partition.append_marker_nowait(self.data, self.now_ms)
+        return self.partition.append_nowait(self.data, self.now_ms)
+
+    def make(self) -> AppendResult:
+        """Make room and append, on a thread that may wait."""
+        if self.is_marker:
+            return self.partition.append_marker(self.data, self.now_ms)
+        return self.partition.append(self.data, self.now_ms)
 
     def settle(self, result: Any) -> None:
         self.then(result, None)
@@ -99,6 +120,16 @@ class Appends:
         of this call.  The future raises as `Partition.append`."""
         future = self._new_future()
         self.append_later(PendingAppend(partition, bytes(data), at_ms, partial(resolve, future)))
+        return future
+
+    def append_marker(
+        self, partition: Partition, batch: bytes, at_ms: int
+    ) -> asyncio.Future[AppendResult]:
+        """The same of a marker that ends a transaction, made by
+        `kdirect.log.kernel_transactions.marker_batch`."""
+        future = self._new_future()
+        then = partial(resolve, future)
+        self.append_later(PendingAppend(partition, batch, at_ms, then, is_marker=True))
         return future
 
     def append_later(self, item: PendingAppend) -> None:
@@ -202,18 +233,14 @@ class Appends:
             item = queue[0]
             budget -= len(item.data)
             try:
-                result = item.partition.append_nowait(item.data, item.now_ms)
+                result = item.try_now()
             except Exception as e:
                 queue.popleft()
                 item.fail(e)
                 continue
             if result is None:
                 self._working[tp] = item
-                self.on_thread(
-                    item.partition,
-                    partial(item.partition.append, item.data, item.now_ms),
-                    partial(self._made, item),
-                )
+                self.on_thread(item.partition, item.make, partial(self._made, item))
                 return
             queue.popleft()
             item.settle(result)

@@ -213,6 +213,10 @@ class ClusterView:
         """The broker that coordinates a consumer group."""
         return self.controller_id
 
+    def transaction_coordinator_of(self, name: str) -> int:
+        """The broker that coordinates the transactions of a transactional id."""
+        return self.controller_id
+
     def coordinates(self, group: str) -> bool:
         """Does this broker coordinate the group?"""
         return self.coordinator_of(group) == self.node_id

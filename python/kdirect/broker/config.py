@@ -26,8 +26,7 @@ _IGNORED = """
     controller.listener.names listener.security.protocol.map inter.broker.listener.name
     security.inter.broker.protocol num.network.threads num.io.threads background.threads
     num.recovery.threads.per.data.dir socket.send.buffer.bytes socket.receive.buffer.bytes
-    zookeeper.set.acl transaction.state.log.replication.factor
-    transaction.state.log.min.isr transaction.state.log.num.partitions
+    zookeeper.set.acl transaction.state.log.min.isr
     share.coordinator.state.topic.replication.factor share.coordinator.state.topic.min.isr
     log.cleaner.enable log.cleaner.threads log.cleaner.dedupe.buffer.size
     metadata.log.dir group.coordinator.rebalance.protocols authorizer.class.name

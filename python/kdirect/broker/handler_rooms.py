@@ -21,13 +21,13 @@ from kdirect.broker.handlers_data import DataHandlers
 from kdirect.broker.handlers_group_admin import GroupAdminHandlers
 from kdirect.broker.handlers_groups import GroupHandlers
 from kdirect.broker.handlers_log_dirs import LogDirHandlers
-from kdirect.broker.handlers_producer_ids import ProducerIdHandlers
 from kdirect.broker.handlers_quorum import QuorumHandlers
 from kdirect.broker.handlers_refused import RefusedHandlers
 from kdirect.broker.handlers_versions import VersionHandlers
 from kdirect.broker.plain_requests import PlainRequests
 from kdirect.broker.services import Services
 from kdirect.broker.topics import INTERNAL_TOPICS, Topic
+from kdirect.broker.transaction_rooms import TransactionRooms
 from kdirect.format import layout
 from kdirect.format import protocol as p
 from kdirect.format.error_codes import ErrorCode
@@ -53,13 +53,13 @@ class HandlerRooms:
         if member is None:
             configs: Any = ConfigHandlers(services)
             data: Any = DataHandlers(services)
-            take = partial(services.files.admin, services.topics.next_producer_id)
-            rooms: list[Any] = [ProducerIdHandlers(services.topics, take)]
+            take: Any = partial(services.files.admin, services.topics.next_producer_id)
+            rooms: list[Any] = []
             create_missing = None
         else:
             configs, data, topics, placement = member.handlers(services)
-            ids = ProducerIdHandlers(member.topics, member.topics.take_producer_id)
-            rooms = [topics, placement, ids]  # after those of a broker that is alone
+            take = member.topics.take_producer_id
+            rooms = [topics, placement]  # after those of a broker that is alone
             create_missing = topics.create_missing
         cluster = ClusterHandlers(
             services,
@@ -67,12 +67,11 @@ class HandlerRooms:
             delete_topic=delete_topic,
             create_missing=create_missing,
         )
-        groups = [
-            self.groups,
-            ConsumerGroupHandlers(self.groups),
-            GroupAdminHandlers(self.groups, services.offsets),
-            CoordinatorHandlers(services, self.groups.partitions),
-        ]
+        peers = None if member is None else member.peers
+        transactions = TransactionRooms(services, self.groups, take, peers)
+        self.transactions = transactions.coordinator
+        data.checks = transactions.checks
+        groups = [*self._of_groups(services), *transactions.rooms]
         self.versions = VersionHandlers(self.apis)
         quorum = QuorumHandlers(services)
         of_cluster = [self.versions, cluster, quorum, LogDirHandlers(services), configs]
@@ -104,6 +103,15 @@ class HandlerRooms:
             # These hold up nothing: a producer that waits for access may wait for another
             # answer on the same connection.
             self.by_key[key] = (self._handle_access, False)
+
+    def _of_groups(self, services: Services) -> list[Any]:
+        transactions = self.transactions.partitions
+        return [
+            self.groups,
+            ConsumerGroupHandlers(self.groups),
+            GroupAdminHandlers(self.groups, services.offsets),
+            CoordinatorHandlers(services, self.groups.partitions, transactions),
+        ]
 
     def apis(self) -> list[p.Api]:
         """What is advertised."""

@@ -24,7 +24,13 @@ from kdirect.broker.topic_requests import (
     name_error,
     named_twice,
 )
-from kdirect.broker.topics import MAX_PARTITIONS, OFFSETS_TOPIC, REMOTE_METADATA_TOPIC, Topic
+from kdirect.broker.topics import (
+    MAX_PARTITIONS,
+    OFFSETS_TOPIC,
+    REMOTE_METADATA_TOPIC,
+    TRANSACTIONS_TOPIC,
+    Topic,
+)
 from kdirect.errors import ConfigError, KdirectError, TopicExistsError
 from kdirect.format import protocol as p
 from kdirect.format.error_codes import ErrorCode
@@ -284,6 +290,8 @@ class ClusterHandlers:
                 return _missing(name)
             if name == OFFSETS_TOPIC:
                 return _topic_row(cluster, self._services.offsets.create_topic())
+            if name == TRANSACTIONS_TOPIC:
+                return _topic_row(cluster, self._services.transactions.create_topic())
             if self._cluster.topics_are_fixed or name == REMOTE_METADATA_TOPIC:
                 return _missing(name)
             return _topic_row(cluster, topics.create(name, self._config["num.partitions"], {}))

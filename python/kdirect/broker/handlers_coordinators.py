@@ -19,14 +19,23 @@ from kdirect.format.error_codes import ErrorCode
 
 GROUP_KEY = 0
 TRANSACTION_KEY = 1
+# Not before Fetch tells readers what was aborted: nobody is to read that as if it were committed.
+TRANSACTIONS_ARE_WHOLE = False
+_WHAT = {GROUP_KEY: "group", TRANSACTION_KEY: "transactional id"}
 
 
 class CoordinatorHandlers:
-    """See the module.  `groups`: the partitions by which groups are coordinated."""
+    """See the module.  `groups`, `transactions`: the partitions by which groups and transactional
+    ids are coordinated."""
 
-    def __init__(self, services: Services, groups: CoordinatorPartitions) -> None:
+    def __init__(
+        self,
+        services: Services,
+        groups: CoordinatorPartitions,
+        transactions: CoordinatorPartitions,
+    ) -> None:
         self._services = services
-        self._groups = groups
+        self._partitions = {GROUP_KEY: groups, TRANSACTION_KEY: transactions}
 
     def find_coordinator(
         self, connection: Connection, header: p.RequestHeader, request: Any
@@ -45,38 +54,39 @@ class CoordinatorHandlers:
         self, key_type: int, key: str, own: tuple[str, int], listener: str
     ) -> dict[str, Any]:
         """`own`: where the client reaches this broker, through the listener of that name."""
-        if key_type == GROUP_KEY:
-            node = self._coordinator_of(key, own, listener)
-            if node is None:
-                return _no_coordinator(
-                    key,
-                    ErrorCode.COORDINATOR_NOT_AVAILABLE,
-                    "no broker coordinates the group at present",
-                )
-            return {
-                "key": key,
-                "node_id": node.node_id,
-                "host": node.host,
-                "port": node.port,
-                "error_code": 0,
-                "error_message": None,
-            }
-        code = (
-            ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
-            if key_type == TRANSACTION_KEY
-            else ErrorCode.INVALID_REQUEST
-        )
-        why = "this broker coordinates consumer groups; transactions are not available"
-        return _no_coordinator(key, code, why)
+        if key_type not in self._partitions:
+            why = "this broker coordinates consumer groups and transactions"
+            return _no_coordinator(key, ErrorCode.INVALID_REQUEST, why)
+        if key_type == TRANSACTION_KEY and not TRANSACTIONS_ARE_WHOLE:
+            why = "transactions are not available"
+            return _no_coordinator(key, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, why)
+        node = self._coordinator_of(key_type, key, own, listener)
+        if node is None:
+            return _no_coordinator(
+                key,
+                ErrorCode.COORDINATOR_NOT_AVAILABLE,
+                f"no broker coordinates the {_WHAT[key_type]} at present",
+            )
+        return {
+            "key": key,
+            "node_id": node.node_id,
+            "host": node.host,
+            "port": node.port,
+            "error_code": 0,
+            "error_message": None,
+        }
 
-    def _coordinator_of(self, group: str, own: tuple[str, int], listener: str) -> Node | None:
-        """The broker that coordinates a group; None: there is none at present.  Where the topic of
-        committed offsets is missing, it is asked for."""
-        cluster = self._services.cluster
-        if self._services.replicas is not None and self._groups.index_of(group) is None:
-            self._groups.ask_for_topic()
+    def _coordinator_of(
+        self, key_type: int, key: str, own: tuple[str, int], listener: str
+    ) -> Node | None:
+        """The broker that coordinates a group or a transactional id; None: there is none at
+        present.  Where the topic that keeps them is missing, it is asked for."""
+        cluster, partitions = self._services.cluster, self._partitions[key_type]
+        if self._services.replicas is not None and partitions.index_of(key) is None:
+            partitions.ask_for_topic()
             return None
-        return cluster.node(cluster.coordinator_of(group), own, listener)
+        of = cluster.coordinator_of if key_type == GROUP_KEY else cluster.transaction_coordinator_of
+        return cluster.node(of(key), own, listener)
 
     def table(self) -> Iterable[tuple[str, Any, bool]]:
         """(API name, handler, whether later requests of the connection wait for its answer)."""

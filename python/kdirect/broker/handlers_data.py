@@ -25,7 +25,7 @@ from kdirect.log.config import NEVER
 from kdirect.log.kernel import UNVERIFIED_TRANSACTION
 from kdirect.log.partition import Partition
 
-_TRANSACTIONS = "transactions are not available; use a producer without transactional.id"
+_NO_TRANSACTION = "the records belong to a transaction, and the request names none"
 
 _KERNEL_MESSAGES = {
     ErrorCode.CORRUPT_MESSAGE: "a record batch is damaged: its frame or CRC does not match",
@@ -39,7 +39,10 @@ _KERNEL_MESSAGES = {
     " follow the last one",
     ErrorCode.DUPLICATE_SEQUENCE_NUMBER: "the batch was appended before, too long ago to"
     " know its offset",
-    ErrorCode.INVALID_TXN_STATE: "the batch belongs to no transaction that is open here",
+    ErrorCode.INVALID_TXN_STATE: "the partition is in no transaction of this producer",
+    ErrorCode.CONCURRENT_TRANSACTIONS: "the transaction before is not complete yet",
+    ErrorCode.INVALID_PRODUCER_EPOCH: "a newer producer has the id, or its transaction was aborted",
+    ErrorCode.NOT_ENOUGH_REPLICAS: "the coordinator of the transaction cannot be asked at present",
     ErrorCode.UNSUPPORTED_COMPRESSION_TYPE: "the codec is none of none, gzip, snappy, lz4, zstd",
 }
 
@@ -53,14 +56,24 @@ class Arrival(NamedTuple):
     at_ms: int
 
 
+class Refused(NamedTuple):
+    """What the kernel would answer to a batch of a transaction that its coordinator refuses."""
+
+    error: int
+    base_offset: int = -1
+    last_offset: int = -1
+    log_append_time: int = -1
+
+
 class OneAppend:
     """One partition of a Produce request.  `done` is its answer, once there is one; until then
     `pending` is a future of the kernel's answer.  `gated`: the answer waits for the partition's
-    acknowledgement gate, in a cluster for records below `end_offset` of `leader_epoch`."""
+    acknowledgement gate, in a cluster for records below `end_offset` of `leader_epoch`.
+    `transaction`: the transactional id of the request and its version, None: it has none."""
 
     __slots__ = (
         "acks", "done", "end_offset", "gated", "index", "leader_epoch", "partition", "pending",
-        "size",
+        "size", "transaction",
     )  # fmt: skip
 
     def __init__(self, index: int, acks: int, *, done: Produced | None = None) -> None:
@@ -73,6 +86,7 @@ class OneAppend:
         self.gated = False
         self.partition: Partition | None = None
         self.size = 0
+        self.transaction: tuple[str, int] | None = None
 
     def waits(self, acks: int) -> bool:
         """Whether the response must wait for this partition.  With acks=0 it never waits for the
@@ -102,13 +116,14 @@ def _refusal(version: int, request: Any) -> tuple[int, str] | None:
         )
     if request.acks not in (-1, 0, 1):
         return ErrorCode.INVALID_REQUIRED_ACKS, f"acks={request.acks}; use 0, 1 or all"
-    if request.transactional_id is not None:
-        return ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, _TRANSACTIONS
     return None
 
 
 class DataHandlers(FetchHandlers):
-    """Handlers of requests about records.  A broker has one, used on its event loop."""
+    """Handlers of requests about records.  A broker has one, used on its event loop.  `checks`:
+    what asks the coordinators of transactions; set before the broker serves."""
+
+    checks: Any = None  # a `kdirect.broker.transaction_checks.TransactionChecks`
 
     def produce(self, connection: Connection, header: p.RequestHeader, request: Any) -> Answer:
         """Append to each partition.  The answer comes later if an append must wait for room in the
@@ -126,6 +141,8 @@ class DataHandlers(FetchHandlers):
                     append = OneAppend(data.index, request.acks, done=done)
                 else:
                     append = OneAppend(data.index, request.acks)
+                    if request.transactional_id is not None:
+                        append.transaction = (request.transactional_id, header.api_version)
                     self._append(append, topic.name, data.records, arrival)
                 waits = waits or append.waits(request.acks)
                 appends.append(append)
@@ -150,12 +167,49 @@ class DataHandlers(FetchHandlers):
             appender = self._services.appender
             result = appender.append_nowait(partition, records, arrival.at_ms)
             if result is None:
-                append.pending = appender.append(partition, records, arrival.at_ms)
+                self._wait_for(append, records, appender.append(partition, records, arrival.at_ms))
+            elif result.error == UNVERIFIED_TRANSACTION and append.transaction is not None:
+                self._wait_for(append, records, None)
             else:
                 self._appended(append, result)
         except Exception as e:
             if append.partition is not None or not self._held(append, name, records, arrival, e):
                 self._append_failed(append, name, e)
+
+    def _wait_for(
+        self, append: OneAppend, records: Any, appended: asyncio.Future[Any] | None
+    ) -> None:
+        """The kernel's answer comes later, by `appended`, or, None, once the coordinator of the
+        transaction was asked."""
+        if append.transaction is None:
+            append.pending = appended
+            return
+        verified = self._verified(append, bytes(records), append.transaction, appended)
+        append.pending = asyncio.ensure_future(verified)
+
+    async def _verified(
+        self,
+        append: OneAppend,
+        batch: bytes,
+        transaction: tuple[str, int],
+        appended: asyncio.Future[Any] | None,
+    ) -> Any:
+        """The kernel's answer to batches of a transaction, which is asked about where the log has
+        not been told of it."""
+        if appended is not None:
+            result = await appended
+            if result.error != UNVERIFIED_TRANSACTION:
+                return result
+        partition = append.partition
+        assert partition is not None
+        name, version = transaction
+        if code := await self.checks.admitted(partition, name, batch, version):
+            return Refused(code)
+        now_ms = self._services.environment.time_ms()
+        result = await self._services.appender.append(partition, batch, now_ms)
+        if result.error == UNVERIFIED_TRANSACTION:  # a marker has come since
+            return Refused(ErrorCode.NOT_ENOUGH_REPLICAS)
+        return result
 
     def _held(
         self, append: OneAppend, name: str, records: Any, arrival: Arrival, error: Exception
@@ -181,11 +235,14 @@ class DataHandlers(FetchHandlers):
         services, partition = self._services, append.partition
         assert partition is not None
         start = partition.log_start_offset
+        if result.error == UNVERIFIED_TRANSACTION:
+            services.counters.append_errors += 1
+            code = int(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
+            append.done = failed_append(append.index, code, _NO_TRANSACTION, start)
+            return
         if result.error:
             services.counters.append_errors += 1
             error = result.error
-            if error == UNVERIFIED_TRANSACTION:
-                error = int(ErrorCode.INVALID_TXN_STATE)
             message = _KERNEL_MESSAGES.get(error)
             append.done = Produced(append.index, error, -1, -1, start, message)
             if error == ErrorCode.DUPLICATE_SEQUENCE_NUMBER:  # a success to its producer

@@ -133,31 +133,37 @@ class OffsetHandlers:
     def offset_fetch(self, connection: Connection, header: p.RequestHeader, request: Any) -> Answer:
         if header.api_version >= 8:
             groups = [
-                {"group_id": g.group_id, **self._fetched_by(g, header.api_version)}
+                {
+                    "group_id": g.group_id,
+                    **self._fetched_by(g, header.api_version, request.require_stable),
+                }
                 for g in request.groups
             ]
             return respond(header, p.OffsetFetchResponse, groups=groups)
-        fields = self._fetched_or_error(request.group_id, request.topics)
+        stable = header.api_version >= 7 and request.require_stable
+        fields = self._fetched_or_error(request.group_id, request.topics, stable)
         return respond(header, p.OffsetFetchResponse, **fields)
 
-    def _fetched_by(self, g: Any, version: int) -> dict[str, Any]:
+    def _fetched_by(self, g: Any, version: int, stable: bool) -> dict[str, Any]:
         """What a member is told; from version 9 on it says who it is."""
         if version >= 9 and not self._groups.refusal(g.group_id):
             error = self._groups.may_fetch(g.group_id, g.member_id, g.member_epoch)
             if error:
                 return {"topics": [], "error_code": error}
-        return self._fetched_or_error(g.group_id, g.topics)
+        return self._fetched_or_error(g.group_id, g.topics, stable)
 
-    def _fetched_or_error(self, group: str, topics: Any) -> dict[str, Any]:
+    def _fetched_or_error(self, group: str, topics: Any, stable: bool) -> dict[str, Any]:
         if error := self._groups.refusal(group):
             return {"topics": [], "error_code": error}
-        return {"topics": self._fetched(group, topics), "error_code": 0}
+        return {"topics": self._fetched(group, topics, stable), "error_code": 0}
 
-    def _fetched(self, group: str, topics: Any) -> list[dict[str, Any]]:
+    def _fetched(self, group: str, topics: Any, stable: bool) -> list[dict[str, Any]]:
+        """`stable`: nothing is told of what a transaction may be about to change."""
         known = self._store.offsets(group)
+        unstable = self._store.unstable(group) if stable else set()
         wanted: dict[str, list[int]] = {}
         if topics is None:
-            for tp in known:
+            for tp in (*known, *(unstable - known.keys())):
                 wanted.setdefault(tp.topic, []).append(tp.partition)
         else:
             for t in topics:
@@ -166,14 +172,16 @@ class OffsetHandlers:
         for name, indexes in wanted.items():
             parts = []
             for i in indexes:
-                c = known.get(TopicPartition(name, i)) or CommittedOffset(-1, -1, "", 0)
+                tp = TopicPartition(name, i)
+                code = ErrorCode.UNSTABLE_OFFSET_COMMIT if tp in unstable else ErrorCode.NONE
+                c = (None if code else known.get(tp)) or CommittedOffset(-1, -1, "", 0)
                 parts.append(
                     {
                         "partition_index": i,
                         "committed_offset": c.offset,
                         "committed_leader_epoch": c.leader_epoch,
                         "metadata": c.metadata,
-                        "error_code": 0,
+                        "error_code": code,
                     }
                 )
             rows.append({"name": name, "partitions": parts})

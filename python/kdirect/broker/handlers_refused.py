@@ -1,4 +1,4 @@
-"""Requests for what this broker does not have: transactions, ACLs, SASL, quotas, credentials,
+"""Requests for what this broker does not have: ACLs, SASL, quotas, credentials,
 reassignments.
 
 Each is answered with the error code that says so.  If the connection were closed instead, clients
@@ -17,7 +17,6 @@ from kdirect.format import protocol as p
 from kdirect.format.error_codes import ErrorCode
 from kdirect.model import TopicPartition
 
-NO_TRANSACTIONS = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
 NO_SECURITY = "this broker has no authentication and no ACLs"
 NO_QUOTAS = "this broker has no quotas"
 _ENTITIES = ("user", "client-id", "ip")
@@ -31,72 +30,7 @@ class RefusedHandlers:
         self._logs = services.logs
         self._cluster = services.cluster
 
-    # -- transactions ------------------------------------------------------------------------------
-
-    def add_partitions_to_txn(
-        self, connection: Connection, header: p.RequestHeader, request: Any
-    ) -> Answer:
-        rows = [
-            {
-                "name": t.name,
-                "results_by_partition": [
-                    {"partition_index": i, "partition_error_code": NO_TRANSACTIONS}
-                    for i in t.partitions
-                ],
-            }
-            for t in request.v3_and_below_topics
-        ]
-        return respond(header, p.AddPartitionsToTxnResponse, results_by_topic_v3_and_below=rows)
-
-    def add_offsets_to_txn(
-        self, connection: Connection, header: p.RequestHeader, request: Any
-    ) -> Answer:
-        return respond(header, p.AddOffsetsToTxnResponse, error_code=NO_TRANSACTIONS)
-
-    def end_txn(self, connection: Connection, header: p.RequestHeader, request: Any) -> Answer:
-        return respond(
-            header, p.EndTxnResponse, error_code=NO_TRANSACTIONS, producer_id=-1, producer_epoch=-1
-        )
-
-    def txn_offset_commit(
-        self, connection: Connection, header: p.RequestHeader, request: Any
-    ) -> Answer:
-        rows = [
-            {
-                "name": t.name,
-                "partitions": [
-                    {"partition_index": x.partition_index, "error_code": NO_TRANSACTIONS}
-                    for x in t.partitions
-                ],
-            }
-            for t in request.topics
-        ]
-        return respond(header, p.TxnOffsetCommitResponse, topics=rows)
-
-    def describe_transactions(
-        self, connection: Connection, header: p.RequestHeader, request: Any
-    ) -> Answer:
-        rows = [
-            {
-                "error_code": ErrorCode.TRANSACTIONAL_ID_NOT_FOUND,
-                "transactional_id": i,
-                "transaction_state": "",
-                "topics": [],
-            }
-            for i in request.transactional_ids
-        ]
-        return respond(header, p.DescribeTransactionsResponse, transaction_states=rows)
-
-    def list_transactions(
-        self, connection: Connection, header: p.RequestHeader, request: Any
-    ) -> Answer:
-        return respond(
-            header,
-            p.ListTransactionsResponse,
-            error_code=0,
-            unknown_state_filters=[],
-            transaction_states=[],
-        )
+    # -- producers ---------------------------------------------------------------------------------
 
     def describe_producers(
         self, connection: Connection, header: p.RequestHeader, request: Any
@@ -281,12 +215,6 @@ class RefusedHandlers:
 
     def table(self) -> Iterable[tuple[str, Any, bool]]:
         return (
-            ("AddPartitionsToTxn", self.add_partitions_to_txn, True),
-            ("AddOffsetsToTxn", self.add_offsets_to_txn, True),
-            ("EndTxn", self.end_txn, True),
-            ("TxnOffsetCommit", self.txn_offset_commit, True),
-            ("DescribeTransactions", self.describe_transactions, True),
-            ("ListTransactions", self.list_transactions, True),
             ("DescribeProducers", self.describe_producers, True),
             ("SaslHandshake", self.sasl_handshake, True),
             ("SaslAuthenticate", self.sasl_authenticate, True),

@@ -119,7 +119,7 @@ class ReplicatedDataHandlers(DataHandlers):
         if not self.coming.hold(tp, arrival.connection, arrival.timeout_ms / 1000, go_on):
             return False
         append.size = len(records)
-        append.pending = pending
+        self._wait_for(append, records, pending)
         return True
 
     def _go_on(

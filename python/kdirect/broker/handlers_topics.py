@@ -26,6 +26,7 @@ from kdirect.broker.topics import (
     MAX_PARTITIONS,
     OFFSETS_TOPIC,
     REMOTE_METADATA_TOPIC,
+    TRANSACTIONS_TOPIC,
     Topic,
 )
 from kdirect.cluster import requests
@@ -66,6 +67,7 @@ class TopicHandlers:
         self._config = services.config
         self._topics: Any = services.topics  # of a member
         self._offsets = services.offsets
+        self._transactions = services.transactions
         self._picture = picture
         self._config_rows = config_rows
         # Called before a topic is deleted; KdirectError: it is not to be.
@@ -177,6 +179,14 @@ class TopicHandlers:
                     self._config["offsets.topic.num.partitions"],
                     self._config["offsets.topic.replication.factor"],
                     self._offsets.topic_configs,
+                )
+                return name, 0
+            if name == TRANSACTIONS_TOPIC:
+                await self._topics.create_everywhere(
+                    name,
+                    self._config["transaction.state.log.num.partitions"],
+                    self._config["transaction.state.log.replication.factor"],
+                    self._transactions.topic_configs,
                 )
                 return name, 0
         except Exception as e:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from kdirect.broker.cluster_view import NO_NODE, UNKNOWN_EPOCH, ClusterView, Node, PartitionView
-from kdirect.broker.topics import OFFSETS_TOPIC
+from kdirect.broker.topics import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from kdirect.format.group_records import partition_of
 from kdirect.member.metadata import Metadata
 from kdirect.model import TopicPartition
@@ -122,12 +122,19 @@ class MemberView(ClusterView):
     def coordinator_of(self, group: str) -> int:
         """The broker that leads the group's partition of the topic of committed offsets; `NO_NODE`
         while there is none."""
+        return self._leader_for(OFFSETS_TOPIC, group)
+
+    def transaction_coordinator_of(self, name: str) -> int:
+        """The same for a transactional id, and the topic of transactions."""
+        return self._leader_for(TRANSACTIONS_TOPIC, name)
+
+    def _leader_for(self, name: str, key: str) -> int:
         metadata = self._metadata()
-        topic = None if metadata is None else metadata.topic(OFFSETS_TOPIC)
+        topic = None if metadata is None else metadata.topic(name)
         if metadata is None or topic is None or not topic.partitions:
             return NO_NODE
-        index = partition_of(group, len(topic.partitions))
-        leader = metadata.leader_of(TopicPartition(OFFSETS_TOPIC, index))
+        index = partition_of(key, len(topic.partitions))
+        leader = metadata.leader_of(TopicPartition(name, index))
         return leader if leader in metadata.brokers else NO_NODE
 
     def producer_id(self, local_id: int) -> int:

@@ -18,17 +18,20 @@ import logging
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sized
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from kdirect.broker.appends import Appends
+from kdirect.broker.pending_offsets import PendingOffsets
 from kdirect.broker.state_replication import StateReplication
 from kdirect.broker.state_topic import DirectAppends, Row, StateTopic
 from kdirect.broker.topics import OFFSETS_TOPIC, Registry, Topic
 from kdirect.errors import KdirectError
 from kdirect.format import consumer_group_records as consumer_records
 from kdirect.format import group_records as records
+from kdirect.format import layout
 from kdirect.format.consumer_group_records import Key
 from kdirect.format.group_records import CommittedOffset, GroupRecord
+from kdirect.log.kernel_producers import known_producers
 from kdirect.log.partition import Partition
 from kdirect.model import TopicPartition
 
@@ -47,11 +50,29 @@ class LoadedGroup:
 
 @dataclass(slots=True)
 class GroupTable:
-    """What records of ``__consumer_offsets`` say, of one partition or of several."""
+    """What records of ``__consumer_offsets`` say, of one partition or of several.  `unstable`: what
+    transactions have committed that have no end yet."""
 
     offsets: dict[str, dict[TopicPartition, CommittedOffset]] = field(default_factory=dict)
     groups: dict[str, GroupRecord] = field(default_factory=dict)
     rows: dict[str, dict[Key, bytes]] = field(default_factory=dict)  # of groups of KIP-848
+    unstable: PendingOffsets = field(default_factory=PendingOffsets)
+
+    def pending(self, producer_id: int, key: bytes | None, value: bytes | None) -> None:
+        """Take one record of a transaction.  FormatError."""
+        what = None if key is None else records.parse_key(key)
+        if isinstance(what, tuple) and value is not None:
+            group, topic, index = what
+            committed = records.parse_offset_value(value)
+            self.unstable.add(producer_id, group, {TopicPartition(topic, index): committed})
+
+    def ended(
+        self, producer_id: int, commit: bool, is_here: Callable[[str], bool] = lambda name: True
+    ) -> None:
+        """Take the marker of a producer, for the groups of which `is_here` says so."""
+        for group, offsets in self.unstable.end(producer_id, commit, is_here).items():
+            if offsets:
+                self.offsets.setdefault(group, {}).update(offsets)
 
     def apply(self, key: bytes | None, value: bytes | None) -> None:
         """Take one record.  FormatError."""
@@ -61,6 +82,7 @@ class GroupTable:
         if isinstance(what, tuple):
             group, topic, index = what
             tp = TopicPartition(topic, index)
+            self.unstable.superseded(group, (tp,))
             if value is None:
                 self.offsets.get(group, {}).pop(tp, None)
             else:
@@ -77,6 +99,20 @@ class GroupTable:
                 known.pop(row, None)
                 if not known:
                     del self.rows[row.group]
+
+
+class _OnePartition(NamedTuple):
+    """Records of transactions as they are loaded from one partition into the table of several: a
+    producer's marker there is for the groups of that partition alone."""
+
+    table: GroupTable
+    is_here: Callable[[str], bool]
+
+    def pending(self, producer_id: int, key: bytes | None, value: bytes | None) -> None:
+        self.table.pending(producer_id, key, value)
+
+    def ended(self, producer_id: int, commit: bool) -> None:
+        self.table.ended(producer_id, commit, self.is_here)
 
 
 class OffsetStore:
@@ -106,6 +142,9 @@ class OffsetStore:
         self._table = GroupTable()
         self._groups = self._table.groups
         self._rows = self._table.rows
+        self._unstable = self._table.unstable
+        # (partition, producer id) -> epoch, next sequence
+        self._sequences: dict[tuple[int, int], tuple[int, int]] = {}
         self._count = 0  # of partitions, when they were last counted
 
     def join_cluster(self, replication: StateReplication) -> None:
@@ -145,14 +184,14 @@ class OffsetStore:
     def load_partition(self, index: int) -> list[LoadedGroup]:
         """Read one partition back; its groups that had metadata.  CorruptLogError names a record
         that cannot be read."""
-        self._state.load(index)
+        self._state.load(index, _OnePartition(self._table, self._is_in(index)))
         return self._loaded_groups(index)
 
     def read_partition(self, partition: Partition, is_wanted: Callable[[], bool]) -> GroupTable:
         """What the records of one partition say, for `install`.  It stops early once nobody wants
         it.  CorruptLogError as `load_partition`."""
         table = GroupTable()
-        self._state.read(partition, table.apply, is_wanted)
+        self._state.read(partition, table.apply, is_wanted, transactional=table)
         return table
 
     def install(self, partition: Partition, table: GroupTable) -> list[LoadedGroup]:
@@ -161,6 +200,7 @@ class OffsetStore:
         self._offsets.update(table.offsets)
         self._groups.update(table.groups)
         self._rows.update(table.rows)
+        self._unstable.take(table.unstable)
         self._state.install(partition)
         return self._loaded_groups(partition.topic_partition.partition)
 
@@ -186,6 +226,9 @@ class OffsetStore:
         asked."""
         self._count = self._state.partition_count or self._count
         return records.partition_of(group, self._count)
+
+    def _is_in(self, index: int) -> Callable[[str], bool]:
+        return lambda group: self.index_of(group) == index
 
     # -- the table ---------------------------------------------------------------------------------
 
@@ -218,11 +261,22 @@ class OffsetStore:
 
     def forget_partition(self, index: int) -> None:
         """See `kdirect.broker.state_topic.Table`."""
+        self._unstable.forget(self._is_in(index))
+        for key in [key for key in self._sequences if key[0] == index]:
+            del self._sequences[key]
         for table in (self._groups, self._offsets, self._rows):
             for group in [name for name in table if self.index_of(name) == index]:
                 del table[group]  # type: ignore[attr-defined]
 
+    def may_rewrite(self, index: int) -> bool:
+        """See `kdirect.broker.state_topic.Table`."""
+        return not self._unstable.any_in(self._is_in(index))
+
     # -- looking -----------------------------------------------------------------------------------
+
+    def unstable(self, group: str) -> set[TopicPartition]:
+        """The partitions of which a transaction without an end has committed an offset."""
+        return self._unstable.of_group(group)
 
     def offsets(self, group: str) -> Mapping[TopicPartition, CommittedOffset]:
         """What a group has committed."""
@@ -236,6 +290,7 @@ class OffsetStore:
 
     def remember(self, group: str, tp: TopicPartition, committed: CommittedOffset) -> None:
         """This is in the log already."""
+        self._unstable.superseded(group, (tp,))
         self._table.offsets.setdefault(group, {})[tp] = committed
 
     def look_after(self, index: int) -> None:
@@ -253,9 +308,77 @@ class OffsetStore:
 
         def remember() -> None:
             if offsets:
+                self._unstable.superseded(group, offsets)
                 self._offsets.setdefault(group, {}).update(offsets)
 
         return self._change(group, rows, remember)
+
+    def commit_in_transaction(
+        self,
+        group: str,
+        producer: tuple[int, int],
+        offsets: Mapping[TopicPartition, CommittedOffset],
+    ) -> asyncio.Future[Partition | None]:
+        """Set offsets of a group if the transaction of `producer` (id, epoch) is committed; the log
+        has admitted it."""
+        producer_id, epoch = producer
+        rows: list[Row] = [
+            (records.offset_key(group, tp.topic, tp.partition), records.offset_value(c))
+            for tp, c in offsets.items()
+        ]
+
+        def encode(rows: list[Row], now_ms: int) -> list[bytes]:
+            # Not before it is needed: it brings Arrow.
+            from kdirect.format.record_list import encode_records
+
+            sequence = self._take_sequences(self.partition_of(group), producer, len(rows))
+            return [
+                encode_records(
+                    [(key, value, None, now_ms) for key, value in rows],
+                    producer_id=producer_id,
+                    producer_epoch=epoch,
+                    base_sequence=sequence,
+                    attributes=layout.ATTRIBUTE_TRANSACTIONAL,
+                )
+            ]
+
+        def remember() -> None:
+            self._unstable.add(producer_id, group, offsets)
+
+        def look(done: asyncio.Future[Any]) -> None:
+            if done.cancelled() or done.exception() is not None:
+                # It may be in the log, or not: the log knows what comes next.
+                self._sequences.pop((self.index_of(group), producer_id), None)
+
+        index = partial(records.partition_of, group)
+        changed = self._state.change(index, rows, remember, encode)
+        changed.add_done_callback(look)
+        return changed
+
+    def next_sequence(self, partition: Partition, producer: tuple[int, int]) -> int:
+        """The sequence of the next record of a producer in a partition of the topic."""
+        producer_id, epoch = producer
+        key = (partition.topic_partition.partition, producer_id)
+        if key not in self._sequences:
+            entries, _ = known_producers(partition.kernel)
+            found = next((e for e in entries if e.producer_id == producer_id), None)
+            last = found.batches[-1][1] if found is not None and found.batches else -1
+            self._sequences[key] = (-1 if found is None else found.producer_epoch, last + 1)
+        known, sequence = self._sequences[key]
+        return sequence if known == epoch else 0
+
+    def _take_sequences(self, partition: Partition, producer: tuple[int, int], count: int) -> int:
+        first = self.next_sequence(partition, producer)
+        key = (partition.topic_partition.partition, producer[0])
+        self._sequences[key] = (producer[1], first + count)
+        return first
+
+    def end_transaction(self, index: int, producer_id: int, commit: bool) -> None:
+        """The marker of a producer is committed in one partition of the topic."""
+        if self._state.direct is not None:
+            self._state.direct.fold()  # what was committed before is in the table before
+        self._table.ended(producer_id, commit, self._is_in(index))
+        self._sequences.pop((index, producer_id), None)
 
     def forget(
         self, group: str, partitions: Iterable[TopicPartition]
@@ -271,6 +394,7 @@ class OffsetStore:
 
     def _drop(self, group: str, gone: Iterable[TopicPartition]) -> None:
         offsets = self._offsets.get(group, {})
+        self._unstable.superseded(group, gone)
         for tp in gone:
             offsets.pop(tp, None)
         if not offsets:

@@ -478,9 +478,26 @@ class ProduceAccess:
             item.settle(Appended(error, -1, -1))
             return future
         item.checked = True
+        self._submit(item)
+        return future
+
+    def append_marker(
+        self, partition: Partition, batch: bytes, at_ms: int
+    ) -> asyncio.Future[AppendResult] | asyncio.Future[Appended]:
+        """The same of a coordinator's marker, which ends a transaction of the producers that write
+        the head, or of others."""
+        if partition.topic_partition not in self._driver.heads:
+            return self._appends.append_marker(partition, batch, at_ms)
+        future: asyncio.Future[Any] = self._scheduler.new_future()
+        self._submit(
+            PendingAppend(partition, batch, at_ms, partial(resolve, future), is_marker=True)
+        )
+        return future
+
+    def _submit(self, item: PendingAppend) -> None:
+        tp = item.partition.topic_partition
         if self._appends.waiting(tp) or not self._driver.reserve_for(item):
             self._appends.append_later(item)
-        return future
 
     # -- the rest ----------------------------------------------------------------------------------
 

@@ -120,6 +120,10 @@ class RemoteMetadataTable:
     def live_rows(self, index: int) -> list[Row]:
         return [(record_key(record), pack_record(record)) for record in self.records(index)]
 
+    def may_rewrite(self, index: int) -> bool:
+        """See `kdirect.broker.state_topic.Table`."""
+        return True
+
     def live_count(self) -> int:
         if self.unreadable:
             return 1 << 62  # rewriting would lose what could not be read

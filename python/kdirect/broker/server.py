@@ -35,6 +35,7 @@ from kdirect.broker.periodic import PeriodicWork
 from kdirect.broker.request_memory import RequestMemory
 from kdirect.broker.services import Counters, Services
 from kdirect.broker.topics import Registry, Topic
+from kdirect.broker.transaction_store import TransactionStore
 from kdirect.broker.waiters import Waiters
 from kdirect.errors import BrokerUnavailableError, ConfigError, KdirectError, ProtocolError
 from kdirect.format import protocol as p
@@ -226,6 +227,7 @@ class BrokerServer:
             flusher=self.flusher,
             waiters=self.waiters,
             offsets=self.offsets,
+            transactions=TransactionStore(self.topics, self.config, self.appends, self.files.admin),
             appender=self.appends if self.access is None else self.access.produce,
             watch=_watch_nothing if self.access is None else self.access.watch,
             membership=None if member is None else member.membership,
@@ -265,6 +267,7 @@ class BrokerServer:
             if self.remote is not None:
                 await self.remote.start()
             await self.groups.start()
+            self.handlers.transactions.start()
             for index, listener in enumerate(self.config.listeners):
                 await self._listen(index, listener)
             if self.member is not None:
@@ -342,6 +345,7 @@ class BrokerServer:
             ending.step(server.close)
         ending.step(self.waiters.close)
         ending.step(self.groups.close)
+        ending.step(self.handlers.transactions.close)
         if self.member is not None:
             ending.step(self.member.metadata_appends.close)
             if self.remote is not None:

@@ -21,6 +21,7 @@ from kdirect.broker.listeners import Listeners
 from kdirect.broker.offsets import OffsetStore
 from kdirect.broker.remote_requests import RemoteAnswers
 from kdirect.broker.topics import Registry
+from kdirect.broker.transaction_store import TransactionStore
 from kdirect.broker.waiters import Waiters
 from kdirect.format.replica_fetch import Feeding
 from kdirect.log.manager import LogManager
@@ -47,6 +48,11 @@ class Appender(Protocol):
     def append(self, partition: Partition, data: Any, at_ms: int, /) -> asyncio.Future[Any]:
         """The same after whatever comes first: room, or RDMA producers.  Its place among the
         appends to the partition is that of this call.  The future raises as `Partition.append`."""
+
+    def append_marker(
+        self, partition: Partition, batch: bytes, at_ms: int, /
+    ) -> asyncio.Future[Any]:
+        """The same of a coordinator's marker (`kdirect.log.kernel_transactions.marker_batch`)."""
 
 
 class Membership(Protocol):
@@ -166,6 +172,7 @@ class Services:
     flusher: Flusher
     waiters: Waiters
     offsets: OffsetStore
+    transactions: TransactionStore
     appender: Appender
     watch: Callable[[TopicPartition], None]
     membership: Membership | None = None

@@ -39,8 +39,9 @@ from kdirect.broker.appends import Appends, PendingAppend, resolve
 from kdirect.broker.state_replication import REWRITE_BYTES, StateReplication
 from kdirect.broker.topics import Registry, Topic
 from kdirect.errors import ClosedError, CorruptLogError, FormatError, KdirectError, LogError
-from kdirect.format.batch import encode_single_bytes
+from kdirect.format.batch import encode_single_bytes, iterate_batches
 from kdirect.format.error_codes import error_kind
+from kdirect.format.transaction_records import marker_commits
 from kdirect.log.clock import now_ms
 from kdirect.log.partition import Partition
 
@@ -56,6 +57,8 @@ Row: TypeAlias = tuple[bytes, bytes | None]  # key, value; without a value: dele
 Done: TypeAlias = Callable[[BaseException | None], None]
 # `apply(key, value)`: take one record that was read back.  FormatError.
 Apply: TypeAlias = Callable[[bytes | None, bytes | None], None]
+# `encode(rows, time in ms)`: the batches of one change, as many together as one append takes.
+Encode: TypeAlias = Callable[[list[Row], int], Iterable[bytes]]
 
 
 class Table(Protocol):
@@ -69,6 +72,9 @@ class Table(Protocol):
 
     def live_count(self) -> int:
         """How many rows count, in all partitions."""
+
+    def may_rewrite(self, index: int) -> bool:
+        """Are the live rows all that counts of one partition?  Not while a transaction is open."""
 
     def forget_partition(self, index: int) -> None:
         """Take the rows of one partition out of memory."""
@@ -90,6 +96,16 @@ class DirectAppends(Protocol):
 
     def forget_topic(self, topic: str) -> None:
         """Offsets in a topic that is gone are appended no more."""
+
+
+class Transactional(Protocol):
+    """What records of transactions mean, where there are any."""
+
+    def pending(self, producer_id: int, key: bytes | None, value: bytes | None, /) -> None:
+        """A record counts when its producer's transaction is committed.  FormatError."""
+
+    def ended(self, producer_id: int, commit: bool, /) -> None:
+        """The marker of a producer's transaction."""
 
 
 class StateTopic:
@@ -185,14 +201,14 @@ class StateTopic:
             self._topics.configure(topic, {**topic.configs, **FOR_EVER})
         return True
 
-    def load(self, index: int) -> None:
+    def load(self, index: int, transactional: Transactional | None = None) -> None:
         """Read a partition into the table, once.  File work.  CorruptLogError names a record that
         cannot be read; then the table holds nothing of the partition."""
         if index in self._loaded:
             return
         partition = self.partition(index)
         try:
-            self.read(partition, self._table.apply)
+            self.read(partition, self._table.apply, transactional=transactional)
         except BaseException:
             self._table.forget_partition(index)
             raise
@@ -219,31 +235,69 @@ class StateTopic:
         self._loaded[index] = self._loadings
 
     def read(
-        self, partition: Partition, apply: Apply, is_wanted: Callable[[], bool] = lambda: True
+        self,
+        partition: Partition,
+        apply: Apply,
+        is_wanted: Callable[[], bool] = lambda: True,
+        *,
+        transactional: Transactional | None = None,
     ) -> None:
-        """Give all records of a partition to `apply`; stop early once nobody wants them.  File
-        work.  CorruptLogError names a record that cannot be read."""
+        """Give all records of a partition to `apply`, those of transactions to `transactional`
+        where it is given; stop early once nobody wants them.  File work.  CorruptLogError names a
+        record that cannot be read."""
         offset = partition.log_start_offset
         while offset < partition.high_watermark and is_wanted():
             before = offset
-            for rows, after in self._records(partition, before):
-                self._apply(partition, rows, apply)
-                offset = after
+            for data in self._buffers(partition, before):
+                if transactional is None:
+                    offset = self._take(partition, data, offset, apply)
+                else:
+                    offset = self._take_batches(partition, data, offset, apply, transactional)
             if offset == before:
                 break  # Kafka's cleaner has left nothing more
 
-    def _records(self, partition: Partition, offset: int) -> Iterator[tuple[list[Any], int]]:
-        """(records, offset after them) of the next buffers."""
+    def _buffers(self, partition: Partition, offset: int) -> Iterator[Any]:
+        """The next bytes of a log."""
+        try:
+            yield from partition.read(offset, READ_BYTES)
+        except (FormatError, CorruptLogError) as e:
+            raise self._unreadable(partition, offset, e.message) from e
+
+    def _take(self, partition: Partition, data: Any, offset: int, apply: Apply) -> int:
+        """Give the records of whole batches from `offset` on to `apply`; the offset after them."""
         # Not before it is needed: it brings Arrow.
         from kdirect.format.codec import decode_records
 
         tp = partition.topic_partition
         try:
-            for data in partition.read(offset, READ_BYTES):
-                rows, _, offset = decode_records(data, tp.topic, tp.partition, offset)
-                yield rows, offset
+            rows, _, after = decode_records(data, tp.topic, tp.partition, offset)
         except (FormatError, CorruptLogError) as e:
             raise self._unreadable(partition, offset, e.message) from e
+        self._apply(partition, rows, apply)
+        return after
+
+    def _take_batches(
+        self, partition: Partition, data: Any, offset: int, apply: Apply, to: Transactional
+    ) -> int:
+        """The same, batch by batch where some belong to transactions."""
+        batches = list(iterate_batches(data, check_crc=False))
+        if not any(batch.is_transactional for batch in batches):
+            return self._take(partition, data, offset, apply)
+        for batch in batches:
+            piece = bytes(memoryview(data)[batch.position : batch.position + batch.size])
+            if not batch.is_transactional:
+                offset = self._take(partition, piece, offset, apply)
+                continue
+            if not batch.is_control:
+                one = partial(to.pending, batch.producer_id)
+                offset = self._take(partition, piece, offset, one)
+                continue
+            try:
+                to.ended(batch.producer_id, marker_commits(piece))
+            except FormatError as e:
+                raise self._unreadable(partition, batch.base_offset, str(e)) from e
+            offset = batch.next_offset
+        return offset
 
     def _apply(self, partition: Partition, rows: Iterable[Any], apply: Apply) -> None:
         for row in rows:
@@ -261,12 +315,17 @@ class StateTopic:
     # -- changing ----------------------------------------------------------------------------------
 
     def change(
-        self, index_of: Callable[[int], int], rows: list[Row], remember: Callable[[], None]
+        self,
+        index_of: Callable[[int], int],
+        rows: list[Row],
+        remember: Callable[[], None],
+        encode: Encode | None = None,
     ) -> asyncio.Future[Partition | None]:
         """Append `rows` to the partition that `index_of(partition count)` names, then `remember`
         them; in a cluster, once they are committed.  The future's result is the partition, whose
         acknowledgements may still wait for the disk (`Partition.acknowledgements_wait`), or None
         when there is nothing to wait for.  It is done already unless something comes first.
+        `encode` makes the batches, where they are not to be batches of one record each.
 
         LogError when the rows could not be appended, or the partition is absent or was taken away
         meanwhile; in a cluster NotLeaderError, NotEnoughReplicasError, TimedOutError, too.  Then
@@ -285,7 +344,7 @@ class StateTopic:
                 count = self.partition_count
                 if not count:
                     raise self._not_loaded(self.name)
-                self._begin(self.partition(index_of(count)), rows, remember, future)
+                self._begin(self.partition(index_of(count)), rows, remember, future, encode)
             except KdirectError as e:
                 resolve(future, None, e)
 
@@ -301,6 +360,7 @@ class StateTopic:
         rows: list[Row],
         remember: Callable[[], None],
         future: asyncio.Future[Partition | None],
+        encode: Encode | None,
     ) -> None:
         """Append, and settle `future` in the end.  KdirectError: nothing was begun."""
         loading = self._loading_of(partition)
@@ -316,10 +376,10 @@ class StateTopic:
             resolve(future, partition if self.replication is None else None, error)
 
         if self.replication is None:
-            self._append(partition, rows, lambda end, error: settle(error))
+            self._append(partition, rows, lambda end, error: settle(error), encode)
         else:
             change = self.replication.begin(partition, [key for key, _ in rows], settle)
-            self._append(partition, rows, change.appended)
+            self._append(partition, rows, change.appended, encode)
 
     def _loading_of(self, partition: Partition, same: int | None = None) -> int:
         """The number of the present loading of a partition, which has to be `same`."""
@@ -340,13 +400,14 @@ class StateTopic:
         partition: Partition,
         rows: list[Row],
         then: Callable[[int, BaseException | None], None],
+        encode: Encode | None = None,
     ) -> None:
         """`then(end offset, error)` is called once, in the order of the calls, when all is appended
         or something could not be."""
         if self.direct is not None:
             then = self._paused(partition.topic_partition.partition, then)
         now = now_ms()
-        pieces = list(_pieces(rows, now))
+        pieces = list(_pieces(rows, now) if encode is None else encode(rows, now))
         failed: list[BaseException] = []
 
         def one(last: bool, result: Any, error: BaseException | None) -> None:
@@ -395,6 +456,8 @@ class StateTopic:
     def _rewrite_worth_it(self, partition: Partition) -> bool:
         kept = partition.log_end_offset - partition.log_start_offset
         if kept < REWRITE_RECORDS:
+            return False
+        if not self._table.may_rewrite(partition.topic_partition.partition):
             return False
         return kept >= REWRITE_RECORDS + REWRITE_FACTOR * self._table.live_count()
 

@@ -61,8 +61,9 @@ from kdirect.wire.environment import Environment
 log = logging.getLogger("kdirect.broker")
 
 OFFSETS_TOPIC = "__consumer_offsets"
+TRANSACTIONS_TOPIC = "__transaction_state"
 REMOTE_METADATA_TOPIC = "__remote_log_metadata"
-INTERNAL_TOPICS = frozenset((OFFSETS_TOPIC, "__transaction_state", REMOTE_METADATA_TOPIC))
+INTERNAL_TOPICS = frozenset((OFFSETS_TOPIC, TRANSACTIONS_TOPIC, REMOTE_METADATA_TOPIC))
 # Of a topic, and of what one request may ask for, as in Kafka: requests that change topics wait for
 # one another.
 MAX_PARTITIONS = 10_000

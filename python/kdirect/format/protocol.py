@@ -101,6 +101,10 @@ AddOffsetsToTxnRequest, AddOffsetsToTxnResponse = (
     _producer.AddOffsetsToTxnResponse,
 )
 EndTxnRequest, EndTxnResponse = _producer.EndTxnRequest, _producer.EndTxnResponse
+WriteTxnMarkersRequest, WriteTxnMarkersResponse = (
+    _producer.WriteTxnMarkersRequest,
+    _producer.WriteTxnMarkersResponse,
+)
 TxnOffsetCommitRequest, TxnOffsetCommitResponse = (
     _producer.TxnOffsetCommitRequest,
     _producer.TxnOffsetCommitResponse,
@@ -347,11 +351,12 @@ class Api(NamedTuple):
 # without tiered-storage sentinels of KIP-1023, InitProducerId and DescribeLogDirs up to Kafka
 # 4.1's.
 _HIGHEST = {
-    "Produce": 10,
+    "Produce": 12,
     "ListOffsets": 10,
     "OffsetCommit": 9,
     "OffsetFetch": 9,
-    "AddPartitionsToTxn": 3,
+    "WriteTxnMarkers": 1,
+    "ListTransactions": 1,
     "InitProducerId": 5,
     "DescribeLogDirs": 4,
 }

@@ -133,6 +133,27 @@ def transaction_value(record: TransactionRecord) -> bytes:
     return bytes(out)
 
 
+# -- markers ---------------------------------------------------------------------------------------
+
+_BATCH_HEADER_BYTES = 61
+_COMMIT = 1
+
+
+def marker_commits(batch: bytes) -> bool:
+    """Does a control batch commit a transaction, or abort it?  FormatError: it is no marker."""
+    c = _Cursor(batch)
+    c.pos = _BATCH_HEADER_BYTES
+    c.varint()  # the record's length
+    c.take(1)
+    c.varint()
+    c.varint()  # how far its time and offset are from the batch's
+    if c.varint() != 4 << 1:  # of the key, zigzag encoded
+        raise FormatError("a control batch is no marker of a transaction")
+    if c.i16() != 0 or (kind := c.i16()) not in (0, _COMMIT):
+        raise FormatError("a control batch has a kind that is not known")
+    return kind == _COMMIT
+
+
 # -- reading ---------------------------------------------------------------------------------------
 
 

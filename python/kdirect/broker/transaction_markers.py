@@ -1,0 +1,214 @@
+"""Markers: how the end of a transaction gets into the partitions that have its records.
+
+Two sides of one thing.  The leader of a partition appends a marker and answers once it is
+committed, as a Produce with acks=all; what a transaction has committed of a group's offsets becomes
+visible then (`completed`).  The coordinator sends markers to the leaders, those of its own
+partitions without a request, and tries what failed again; a partition that no longer exists needs
+none.
+
+On the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+from kdirect.broker.appends import resolve
+from kdirect.broker.failures import explain
+from kdirect.broker.services import Services
+from kdirect.broker.transactions import Markers
+from kdirect.errors import KdirectError, NotCoordinatorError
+from kdirect.format import protocol as p
+from kdirect.format.error_codes import ErrorCode, error_kind
+from kdirect.format.schema import build
+from kdirect.log.kernel_transactions import marker_batch
+from kdirect.log.partition import Partition
+from kdirect.model import TopicPartition
+
+log = logging.getLogger("kdirect.broker.transactions")
+
+CALL_S = 5.0
+COMMIT_S = 5.0
+_FENCED = (ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.TRANSACTION_COORDINATOR_FENCED)
+
+
+class TransactionMarkers:
+    """See the module.  `peers`: the connections to other brokers, None where the broker is alone.
+    `may_append(tp)`: a code, NONE: a marker may be appended in a partition of this broker.
+    `completed(tp, markers)`: it is committed there; a code, NONE: what follows from it has
+    happened."""
+
+    def __init__(self, services: Services, peers: Any) -> None:
+        self._services = services
+        self._peers = peers
+        self._node_id = services.cluster.node_id
+        self.may_append: Callable[[TopicPartition], int] = lambda tp: 0
+        self.completed: Callable[[TopicPartition, Markers], int] = lambda tp, markers: 0
+
+    # -- the leader's side -------------------------------------------------------------------------
+
+    def append(
+        self, tp: TopicPartition, markers: Markers, coordinator_epoch: int
+    ) -> asyncio.Future[int]:
+        """Append a marker to a partition that this broker leads; the code, once it is committed.
+        It is done already where nothing has to be waited for."""
+        future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        if code := self.may_append(tp):
+            future.set_result(code)
+            return future
+        try:
+            partition = self._leader(tp)
+            now = self._services.environment.time_ms()
+            batch = marker_batch(
+                markers.producer_id, markers.epoch, coordinator_epoch, markers.commit, now
+            )
+            told = partial(self._appended, tp, partition, partition.leader_epoch, markers, future)
+            appended = self._services.appender.append_marker(partition, batch, now)
+            if appended.done():
+                told(appended)
+            else:
+                appended.add_done_callback(told)
+        except Exception as e:
+            resolve(future, _code(e, tp), None)
+        return future
+
+    def _leader(self, tp: TopicPartition) -> Partition:
+        replicas = self._services.replicas
+        if replicas is None:
+            return self._services.topics.partition(tp.topic, tp.partition)
+        partition = replicas.leader(tp)
+        replicas.may_append(tp)
+        return partition
+
+    def _appended(
+        self,
+        tp: TopicPartition,
+        partition: Partition,
+        epoch: int,
+        markers: Markers,
+        future: asyncio.Future[int],
+        appended: asyncio.Future[Any],
+    ) -> None:
+        """It is in the log, or could not be appended."""
+        services = self._services
+        if appended.cancelled():
+            return
+        error = appended.exception()
+        if error is not None or appended.result().error:
+            code = _code(error, tp) if error is not None else int(appended.result().error)
+            resolve(future, code, None)
+            return
+
+        def committed(done: asyncio.Future[None] | None) -> None:
+            failure = None if done is None else done.exception()
+            if failure is not None:
+                resolve(future, _code(failure, tp), None)
+                return
+            services.waiters.notify(tp)  # the last stable offset has moved
+            resolve(future, self.completed(tp, markers), None)
+
+        waits = None
+        if services.replicas is not None:
+            end = partition.log_end_offset
+            services.replicas.appended(tp)
+            if partition.acknowledgements_wait() and partition.gate.waits_for_disk(end):
+                services.flusher.begin(partition)
+            if partition.high_watermark < end:
+                try:
+                    waits = services.replicas.committed(tp, end, epoch, COMMIT_S)
+                except KdirectError as e:
+                    resolve(future, _code(e, tp), None)
+                    return
+        elif partition.acknowledgements_wait():
+            waits = services.flusher.begin(partition)
+        if waits is None:
+            committed(None)
+        else:
+            waits.add_done_callback(lambda done: None if done.cancelled() else committed(done))
+
+    # -- the coordinator's side --------------------------------------------------------------------
+
+    def append_here(self, markers: Markers, epoch: int) -> set[TopicPartition]:
+        """Append the markers of partitions that this broker leads; those partitions that have none
+        yet."""
+        left = set()
+        for tp in markers.partitions:
+            if self._leader_of(tp) == self._node_id:
+                told = self.append(tp, markers, epoch)
+                if told.done() and told.result() == ErrorCode.NONE:
+                    continue
+            left.add(tp)
+        return left
+
+    async def write(
+        self, markers: Markers, epoch: int, partitions: Iterable[TopicPartition]
+    ) -> set[TopicPartition]:
+        """Have markers written in partitions; those that have none yet.
+        NotCoordinatorError: one has a marker of a newer coordinator."""
+        left: set[TopicPartition] = set()
+        by_leader: dict[int, list[TopicPartition]] = {}
+        for tp in partitions:
+            if self._services.topics.find(tp.topic) is None and self._knows_topics():
+                continue  # it was deleted
+            by_leader.setdefault(self._leader_of(tp), []).append(tp)
+        answers = await asyncio.gather(
+            *(self._send(leader, markers, epoch, tps) for leader, tps in by_leader.items())
+        )
+        for tp, code in (item for answer in answers for item in answer.items()):
+            if code in _FENCED:
+                raise NotCoordinatorError(f"{tp} answers {error_kind(code).name} to a marker")
+            if code != ErrorCode.NONE:
+                left.add(tp)
+        return left
+
+    def _knows_topics(self) -> bool:
+        membership: Any = self._services.membership
+        return membership is None or membership.metadata.generation >= 0
+
+    def _leader_of(self, tp: TopicPartition) -> int:
+        if self._services.replicas is None:
+            return self._node_id
+        return int(self._services.cluster.partition(tp).leader)
+
+    async def _send(
+        self, leader: int, markers: Markers, epoch: int, tps: list[TopicPartition]
+    ) -> dict[TopicPartition, int]:
+        if leader == self._node_id:
+            codes = await asyncio.gather(*(self.append(tp, markers, epoch) for tp in tps))
+            return dict(zip(tps, codes, strict=True))
+        failed = dict.fromkeys(tps, int(ErrorCode.NOT_LEADER_OR_FOLLOWER))
+        if leader < 0 or self._peers is None:
+            return failed
+        request = build(p.WriteTxnMarkersRequest, markers=[_row(markers, epoch, tps)])
+        try:
+            answer = await self._peers.call(leader, request, timeout_s=CALL_S, version=1)
+        except KdirectError as e:
+            log.debug("markers of %s at broker %d: %s", markers.transactional_id, leader, e)
+            return failed
+        return failed | {
+            TopicPartition(topic.name, row.partition_index): row.error_code
+            for marker in answer.markers
+            for topic in marker.topics
+            for row in topic.partitions
+        }
+
+
+def _row(markers: Markers, epoch: int, tps: list[TopicPartition]) -> dict[str, Any]:
+    topics: dict[str, list[int]] = {}
+    for tp in tps:
+        topics.setdefault(tp.topic, []).append(tp.partition)
+    return {
+        "producer_id": markers.producer_id,
+        "producer_epoch": markers.epoch,
+        "transaction_result": markers.commit,
+        "topics": [{"name": n, "partition_indexes": found} for n, found in topics.items()],
+        "coordinator_epoch": epoch,
+    }
+
+
+def _code(error: BaseException, tp: TopicPartition) -> int:
+    return explain(error, f"a marker in {tp}")[0]

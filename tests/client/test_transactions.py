@@ -1,0 +1,161 @@
+"""Transactions of stock clients against a broker: confluent-kafka's producer, its consumers, and a
+broker that is started again in the middle."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import confluent_kafka as ck
+import pytest
+from confluent_kafka.admin import AdminClient, NewTopic
+
+import kdirect
+from kdirect.broker import handlers_coordinators
+
+
+@pytest.fixture(autouse=True)
+def whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Transactions before they are told of."""
+    monkeypatch.setattr(handlers_coordinators, "TRANSACTIONS_ARE_WHOLE", True)
+
+
+@pytest.fixture
+def broker() -> Iterator[Any]:
+    with kdirect.Broker(
+        transaction_abort_timed_out_transaction_cleanup_interval_ms=100,
+        transaction_state_log_num_partitions=3,
+    ) as b:
+        admin = AdminClient({"bootstrap.servers": b.bootstrap_servers})
+        for future in admin.create_topics([NewTopic("in", 2), NewTopic("out", 2)]).values():
+            future.result(10)
+        yield b
+
+
+def producer(broker: Any, name: str, **more: Any) -> Any:
+    made = ck.Producer(
+        {"bootstrap.servers": broker.bootstrap_servers, "transactional.id": name, **more}
+    )
+    made.init_transactions(10)
+    return made
+
+
+def values(broker: Any, topic: str, isolation: str = "read_committed", end_s: float = 10) -> list:
+    """All that a reader of this isolation sees, up to the ends of its partitions."""
+    consumer = ck.Consumer(
+        {
+            "bootstrap.servers": broker.bootstrap_servers,
+            "group.id": "none",
+            "isolation.level": isolation,
+            "enable.partition.eof": True,
+            "enable.auto.commit": False,
+        }
+    )
+    try:
+        consumer.assign([ck.TopicPartition(topic, i, 0) for i in range(2)])
+        found, ended, deadline = [], set(), time.monotonic() + end_s
+        while len(ended) < 2 and time.monotonic() < deadline:
+            message = consumer.poll(0.5)
+            if message is None:
+                continue
+            if message.error() is None:
+                found.append(message.value())
+            elif message.error().code() == ck.KafkaError._PARTITION_EOF:
+                ended.add(message.partition())
+            else:
+                raise AssertionError(message.error())
+        assert len(ended) == 2, "the reader has not come to the end"
+        return sorted(found)
+    finally:
+        consumer.close()
+
+
+def write(made: Any, name: bytes, count: int = 4) -> list[bytes]:
+    sent = [b"%s %d" % (name, i) for i in range(count)]
+    for i, value in enumerate(sent):
+        made.produce("out", value, partition=i % 2)
+    return sent
+
+
+def test_an_open_transaction_is_not_read(broker: Any) -> None:
+    made = producer(broker, "a")
+    made.begin_transaction()
+    sent = write(made, b"open")
+    made.flush(10)
+    plain = ck.Producer({"bootstrap.servers": broker.bootstrap_servers})
+    plain.produce("out", b"plain", partition=0)
+    plain.flush(10)
+    assert values(broker, "out") == []
+    made.commit_transaction(10)
+    assert values(broker, "out") == sorted([*sent, b"plain"])
+
+
+def test_offsets_are_committed_with_the_transaction(broker: Any) -> None:
+    plain = ck.Producer({"bootstrap.servers": broker.bootstrap_servers})
+    for i in range(10):
+        plain.produce("in", b"%d" % i, partition=0)
+    plain.flush(10)
+    consumer = ck.Consumer(
+        {
+            "bootstrap.servers": broker.bootstrap_servers,
+            "group.id": "g",
+            "auto.offset.reset": "earliest",
+            "enable.auto.commit": False,
+        }
+    )
+    try:
+        consumer.subscribe(["in"])
+        made = producer(broker, "a")
+        got: list[bytes] = []
+        deadline = time.monotonic() + 20
+        while len(got) < 10 and time.monotonic() < deadline:
+            got += [m.value() for m in consumer.consume(10, 0.5) if m.error() is None]
+        assert len(got) == 10
+        where = [ck.TopicPartition("in", 0)]
+        made.begin_transaction()
+        made.produce("out", b"aborted", partition=0)
+        here = [ck.TopicPartition("in", 0, 4)]
+        made.send_offsets_to_transaction(here, consumer.consumer_group_metadata(), 10)
+        made.abort_transaction(10)
+        assert consumer.committed(where, 10)[0].offset == ck.OFFSET_INVALID
+        made.begin_transaction()
+        made.produce("out", b"committed", partition=0)
+        made.send_offsets_to_transaction(
+            consumer.position(where), consumer.consumer_group_metadata(), 10
+        )
+        made.commit_transaction(10)
+        assert consumer.committed(where, 10)[0].offset == 10
+    finally:
+        consumer.close()
+
+
+def test_a_broker_that_is_started_again_goes_on(tmp_path: Any) -> None:
+    """What was committed stays, what was open can be committed, and offsets that a transaction has
+    committed wait for its end."""
+    options = {
+        "log_dirs": str(tmp_path / "logs"),
+        "transaction_state_log_num_partitions": 3,
+        "num_partitions": 2,
+    }
+    with kdirect.Broker(**options) as first:
+        port = first.bootstrap_servers.rpartition(":")[2]
+        made = producer(first, "a")
+        made.begin_transaction()
+        sent = write(made, b"one")
+        made.commit_transaction(10)
+        made.begin_transaction()
+        sent += write(made, b"two")
+        made.flush(10)
+        offsets = [ck.TopicPartition("out", 0, 7)]
+        consumer = ck.Consumer({"bootstrap.servers": first.bootstrap_servers, "group.id": "g"})
+        made.send_offsets_to_transaction(offsets, consumer.consumer_group_metadata(), 10)
+        consumer.close()
+    with kdirect.Broker(listeners=f"PLAINTEXT://127.0.0.1:{port}", **options) as second:
+        assert len(values(second, "out")) == 4
+        made.commit_transaction(20)
+        assert values(second, "out") == sorted(sent)
+        consumer = ck.Consumer({"bootstrap.servers": second.bootstrap_servers, "group.id": "g"})
+        found = consumer.committed([ck.TopicPartition("out", 0)], 10)
+        consumer.close()
+        assert found[0].offset == 7
