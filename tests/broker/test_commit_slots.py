@@ -287,6 +287,32 @@ def test_a_commit_waits_for_the_disk_where_others_do(tmp_path):
             assert broker.statistics()["rdma_offset_commits_deferred"] == 5
 
 
+def test_a_commit_between_an_append_of_the_loop_and_its_table(
+    tmp_path, broker, member, monkeypatch
+):
+    """It is after that append in the log, so it has to be after it in memory."""
+    appends, worker = broker.server.appends, broker.server.access.engines[0].worker
+    append = appends.append_nowait
+    came = []
+
+    def append_then_wait(partition, data, at_ms):
+        result = append(partition, data, at_ms)
+        if not came:
+            came.append(True)
+            member.write([(0, 9)])
+            wait_until(lambda: worker.statistics()["rdma_offset_commits"], "the commit")
+        return result
+
+    monkeypatch.setattr(appends, "append_nowait", append_then_wait)
+    connection = connect(broker.bootstrap_servers)
+    assert tcp_commit(connection, "g", {A: 5}, member.generation, member.member_id) == [0]
+    assert [a.error for a in member.answers()] == [0]
+    assert fetched(connection, "g") == {A: 9}
+    broker.stop()
+    with kdirect.Broker(log_dirs=str(tmp_path / "log")) as again:
+        assert fetched(connect(again.bootstrap_servers), "g") == {A: 9}
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_memory_is_what_the_log_says(tmp_path, monkeypatch, seed):
     """Two members, each with both partitions in its slot, and a client of TCP commit at once; the
