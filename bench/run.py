@@ -177,6 +177,19 @@ ROWS = (
         20,
     ),
     Row(
+        "tcp-cpu",
+        "rows_tcp",
+        2,
+        "the broker's processor time for a Produce and a Fetch over TCP, together and one by one",
+    ),
+    Row(
+        "idle",
+        "rows_tcp",
+        2,
+        "the share of a core that 10,000 partitions and 1,000 connections take with nothing to do",
+        60,
+    ),
+    Row(
         "stall",
         "rows_stall",
         4,

@@ -48,6 +48,13 @@ ROWS = (
         8,
     ),
     Row(
+        "tcp-produce",
+        "versus.rows_tcp",
+        2,
+        "Produce requests over Kafka's protocol, by the broker's processor time",
+        8,
+    ),
+    Row(
         "consume-latency",
         "versus.rows_consume",
         2,

@@ -34,6 +34,9 @@ NAMES += [
     "produce-shared",
     "produce-notify",
     "quiet",
+    "compact",
+    "tcp-cpu",
+    "idle",
     "stall",
 ]
 NAMES += ["push-sizes", "push-cpu", "catch-up", "cluster-idle"]
