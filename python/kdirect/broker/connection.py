@@ -19,8 +19,10 @@ Rules, and why:
   makes room for further requests asks for a turn, too: hundreds of answers may be ready at once.
 - Plain requests (`kdirect.broker.plain_requests`) are taken out of the receive buffer many at a
   time, and only while no earlier request waits, so that the order of answers is that of requests.
-- Response bytes are written with writev while the socket takes them; what is left is kept as views
-  and fed in pieces, so that a slow reader costs no copies of the bytes that it has not taken yet.
+- Response bytes are written with writev while the socket takes them; what is left is kept as views,
+  so that a slow reader costs no copies of the bytes that it has not taken yet.  A view of a mapped
+  segment keeps the mapping until the socket has its bytes.  The transport writes nothing but what
+  is left when the connection is closed: it would copy.
 
 All methods run on the event loop.
 """
@@ -29,6 +31,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import itertools
 import logging
 import os
 import struct
@@ -51,8 +54,6 @@ log = logging.getLogger("kdirect.broker")
 _SIZE = struct.Struct(">i")
 _IOV_MAX = 1024
 FLUSH_BYTES = 256 << 10
-WRITE_PIECE_BYTES = 1 << 20
-WRITE_HIGH_WATER_BYTES = 256 << 10
 # How many bytes are read while a blocking request waits, so that the broker notices a peer that has
 # gone.
 BLOCKED_BYTES = 1 << 20
@@ -144,10 +145,11 @@ class Connection(asyncio.BufferedProtocol):
         self._slots: deque[_Slot] = deque()
         self._out: list[Any] = []
         self._out_bytes = 0
-        self._pending: deque[memoryview] = deque()  # owed to the peer, not yet with the transport
+        self._pending: deque[memoryview] = deque()  # owed to the peer, not written
         self._tasks: set[asyncio.Task[None]] = set()
         self._blocked = False
-        self._write_paused = False
+        self._write_paused = False  # the socket is full, and `_writer` tells when it is not
+        self._writer = -1  # a descriptor of the socket, while there is something pending
         self._read_paused = False
         self._working = False
         self._charged = 0  # bytes of the receive buffer that are counted
@@ -167,7 +169,6 @@ class Connection(asyncio.BufferedProtocol):
             (local[0], local[1]) if isinstance(local, tuple) and len(local) >= 2 else ("", 0)
         )
         self._fd = transport.get_extra_info("socket").fileno()
-        transport.set_write_buffer_limits(high=WRITE_HIGH_WATER_BYTES)
         self.context.opened(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -192,16 +193,9 @@ class Connection(asyncio.BufferedProtocol):
                 awaited.close()  # it never began: say so, or Python warns
         self._slots.clear()
         self._pending.clear()
+        self._end_writer()
         self.context.memory.leave(self)
         self.context.lost(self)
-
-    def pause_writing(self) -> None:
-        self._write_paused = True
-
-    def resume_writing(self) -> None:
-        self._write_paused = False
-        self._feed()
-        self._work()
 
     # -- requests ----------------------------------------------------------------------------------
 
@@ -406,40 +400,64 @@ class Connection(asyncio.BufferedProtocol):
         if not self._out or self.closed or self._transport.is_closing():
             return
         out, self._out, self._out_bytes = self._out, [], 0
-        if (
-            not self._pending
-            and not self._write_paused
-            and self._transport.get_write_buffer_size() == 0
-        ):
+        if self._pending:
+            self._pending.extend(memoryview(b) for b in out)
+            return
+        try:
+            sent = os.writev(self._fd, out[:_IOV_MAX])
+        except (BlockingIOError, InterruptedError):
+            sent = 0
+        except OSError:
+            self._transport.abort()
+            return
+        for i, b in enumerate(out):
+            if sent < len(b):
+                self._pending.append(memoryview(b)[sent:])
+                self._pending.extend(memoryview(rest) for rest in out[i + 1 :])
+                break
+            sent -= len(b)
+        if self._pending:
+            self._feed()
+
+    def _feed(self) -> None:
+        """Write what is owed, as far as the socket takes it; `_go_on_writing` writes the rest when
+        it takes more."""
+        while self._pending:
             try:
-                sent = os.writev(self._fd, out[:_IOV_MAX])
+                sent = os.writev(self._fd, list(itertools.islice(self._pending, _IOV_MAX)))
             except (BlockingIOError, InterruptedError):
-                sent = 0
+                break
             except OSError:
                 self._transport.abort()
                 return
-            for i, b in enumerate(out):
-                if sent < len(b):
-                    self._pending.append(memoryview(b)[sent:])
-                    self._pending.extend(memoryview(rest) for rest in out[i + 1 :])
+            while sent:
+                view = self._pending.popleft()
+                if sent < len(view):
+                    self._pending.appendleft(view[sent:])
                     break
-                sent -= len(b)
-        else:
-            self._pending.extend(memoryview(b) for b in out)
-        self._feed()
+                sent -= len(view)
+        if self._pending and self._writer < 0:
+            # The transport has the descriptor itself, and would copy what it is to write.
+            self._writer = os.dup(self._fd)
+            self._write_paused = True
+            asyncio.get_running_loop().add_writer(self._writer, self._go_on_writing)
 
-    def _feed(self) -> None:
-        while (
-            self._pending
-            and not self._write_paused
-            and not self.closed
-            and not self._transport.is_closing()
-        ):
-            view = self._pending.popleft()
-            if len(view) > WRITE_PIECE_BYTES:
-                self._pending.appendleft(view[WRITE_PIECE_BYTES:])
-                view = view[:WRITE_PIECE_BYTES]
-            self._transport.write(view)
+    def _go_on_writing(self) -> None:
+        """The socket takes more."""
+        if self._transport.is_closing():
+            self._end_writer()
+            return
+        self._feed()
+        if not self._pending and self._writer >= 0:
+            self._end_writer()
+            self._write_paused = False
+            self._work()
+
+    def _end_writer(self) -> None:
+        if self._writer >= 0:
+            asyncio.get_running_loop().remove_writer(self._writer)
+            os.close(self._writer)
+            self._writer = -1
 
     # -- the end -----------------------------------------------------------------------------------
 
@@ -453,6 +471,7 @@ class Connection(asyncio.BufferedProtocol):
             )
         self._flush()
         self.closed = True
+        self._end_writer()
         # The transport sends what it has been given before it closes.
         while self._pending and not self._transport.is_closing():
             self._transport.write(self._pending.popleft())
