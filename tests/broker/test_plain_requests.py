@@ -152,7 +152,7 @@ class Requests:
             forgotten_topics_data=[],
             rack_id=chance.choice(("", "", "rack")),
         )
-        return request, chance.randint(4, 12)
+        return request, chance.randint(4, p.API_NAMES["Fetch"].high)
 
     def several(self, count: int) -> list[tuple[Any, int]]:
         """Sent at once.  While a thread reads, or makes room, later requests go on; a Fetch may see

@@ -9,6 +9,7 @@ error concerns one partition and does not affect the others.
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -267,6 +268,11 @@ class DataHandlers(FetchHandlers):
             return self._services.topics.partition(name, index), topic
         except KdirectError:
             return None
+
+    def plain_name(self, topic_id: bytes) -> str | None:
+        """The name of the topic with this id, if there is one."""
+        topic = self._services.topics.find_by_id(uuid.UUID(bytes=topic_id))
+        return None if topic is None else topic.name
 
     def takes_plain_appends(self, partition: Partition) -> bool:
         """Is an append to this partition, which is free, the kernel's work alone, and is it

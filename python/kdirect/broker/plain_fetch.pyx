@@ -14,14 +14,15 @@ alive until the socket has taken them.  More are sent from the mapping, by the g
 from libc.stdint cimport INT64_MAX, int16_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
 from kdirect.broker.plain_table cimport (
-    ANSWERED, DECLINED, PlainPartition, PlainTable, put_8, put_16, put_32, put_64, put_count,
-    put_text, put_uvarint, request_t, take_8, take_16, take_32, take_64, take_count, take_no_tags,
-    take_text)
+    ANSWERED, DECLINED, PlainPartition, PlainTable, put_8, put_16, put_32, put_64, put_bytes,
+    put_count, put_text, put_uvarint, request_t, take_8, take_16, take_32, take_64, take_count,
+    take_id, take_no_tags, take_text)
 from kdirect.log.head_read cimport copy_from_head, head_read, look_into_head
 
 cdef enum:
     LEAST_VERSION = 4          # the first that carries record batches v2
-    HIGHEST_VERSION = 12       # the last that names topics
+    BY_ID = 13                 # the first that names topics by their ids
+    HIGHEST_VERSION = 18
     COPIED_BYTES = 64 << 10
     FIXED_BYTES = 64           # of an answer, and of each of its topics and partitions
 
@@ -60,7 +61,7 @@ cdef int answer_fetch(PlainTable table, request_t* r, int64_t room) except -1:
 
 
 cdef bint _take_head(request_t* r, int64_t room, wanted_t* w) noexcept:
-    cdef int32_t replica = take_32(r)
+    cdef int32_t replica = take_32(r) if r.version < 15 else -1  # later it is in a tag
     cdef int32_t session = 0, session_epoch = -1
     cdef int16_t isolation
     w.waits = take_32(r) > 0
@@ -103,13 +104,22 @@ cdef int _begin_answer(PlainTable table, const request_t* r, int32_t topics) exc
 
 cdef bint _answer_topic(PlainTable table, request_t* r, wanted_t* w) except -1:
     cdef const uint8_t* name
-    cdef int64_t length = take_text(r, &name)
-    cdef int32_t partitions = <int32_t> take_count(r)
+    cdef int64_t length = 16
+    cdef int32_t partitions
     cdef uint8_t* p
+    if r.version >= BY_ID:
+        name = take_id(r)
+    else:
+        length = take_text(r, &name)
+    partitions = <int32_t> take_count(r)
     if r.bad or length < 0 or partitions < 0 or partitions > r.end - r.at:
         return False
     table.reserve(FIXED_BYTES + <size_t> length)
-    p = put_text(table.out + table.used, name, <int16_t> length, r.flexible)
+    p = table.out + table.used
+    if r.version >= BY_ID:
+        p = put_bytes(p, name, 16)
+    else:
+        p = put_text(p, name, <int16_t> length, r.flexible)
     p = put_count(p, partitions, r.flexible)
     table.used = p - table.out
     for _ in range(partitions):
@@ -141,7 +151,7 @@ cdef bint _answer_partition(PlainTable table, request_t* r, wanted_t* w, const u
     take_no_tags(r)
     if r.bad:
         return False
-    place = table.find(name, length, number)
+    place = table.find(name, length, number, r.version >= BY_ID)
     if place is None:
         return False
     with nogil:

@@ -50,7 +50,7 @@ cdef int answer_produce(PlainTable table, connection, request_t* r, int64_t now_
     take_no_tags(r)
     if r.bad or r.at != r.end or acks not in (1, -1) or length < 0 or size <= 0:
         return DECLINED
-    place = table.find(name, length, number)
+    place = table.find(name, length, number, False)
     if place is None or not table.may_append(place):
         return DECLINED
     table.reserve(FIXED_BYTES + <size_t> length)

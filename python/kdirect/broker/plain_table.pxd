@@ -31,7 +31,8 @@ cdef class PlainTable:
     cdef object _handlers
     cdef object _counters
     cdef object _partitions       # of the log manager, by TopicPartition
-    cdef dict _by_topic           # name as bytes -> {number: PlainPartition}
+    cdef dict _by_id
+    cdef dict _by_topic           # name, or id, as bytes -> {number: PlainPartition}
     cdef Py_ssize_t _count        # of entries in it
     cdef tuple _busy              # tables of partitions to which nothing is appended at once
     cdef dict _waiting            # Fetches that wait, by TopicPartition
@@ -47,9 +48,11 @@ cdef class PlainTable:
     cdef int64_t produces
     cdef int64_t fetches
 
-    cdef PlainPartition find(self, const uint8_t* name, Py_ssize_t length, int32_t number)
-    # A partition that this broker leads; None: ask the general handlers.
-    cdef PlainPartition _look_up(self, bytes key, int32_t number)
+    cdef PlainPartition find(self, const uint8_t* topic, Py_ssize_t length, int32_t number,
+                             bint by_id)
+    # A partition that this broker leads; None: ask the general handlers.  `topic` is a name, or,
+    # `by_id`, the bytes of an id.
+    cdef PlainPartition _look_up(self, bytes key, int32_t number, bint by_id)
     cdef bint may_append(self, PlainPartition place) except -1
     # May an append be made at once, and acknowledged at once?
     cdef int notify(self, PlainPartition place, int64_t size) except -1
@@ -69,6 +72,8 @@ cdef int16_t take_8(request_t* r) noexcept nogil
 cdef int16_t take_16(request_t* r) noexcept nogil
 cdef int32_t take_32(request_t* r) noexcept nogil
 cdef int64_t take_64(request_t* r) noexcept nogil
+cdef const uint8_t* take_id(request_t* r) noexcept nogil
+# Of a topic; NULL: it did not fit.
 cdef int64_t take_uvarint(request_t* r) noexcept nogil
 cdef int64_t take_count(request_t* r) noexcept nogil
 # Of an array; -1 for null.

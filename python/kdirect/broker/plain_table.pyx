@@ -48,6 +48,7 @@ cdef class PlainTable:
         self._counters = services.counters
         self._partitions = services.logs.partitions
         self._by_topic = {}
+        self._by_id = {}
         self._busy = services.appender.busy
         self._waiting = services.waiters.by_partition
         self._notify = services.waiters.notify
@@ -57,10 +58,11 @@ cdef class PlainTable:
 
     # -- partitions --------------------------------------------------------------------------------
 
-    cdef PlainPartition find(self, const uint8_t* name, Py_ssize_t length, int32_t number):
-        cdef bytes key = PyBytes_FromStringAndSize(<const char*> name, length)
+    cdef PlainPartition find(self, const uint8_t* topic, Py_ssize_t length, int32_t number,
+                             bint by_id):
+        cdef bytes key = PyBytes_FromStringAndSize(<const char*> topic, length)
         cdef PlainPartition place
-        known = self._by_topic.get(key)
+        known = (self._by_id if by_id else self._by_topic).get(key)
         if known is not None:
             place = (<dict> known).get(number)
             if place is not None:
@@ -69,28 +71,29 @@ cdef class PlainTable:
                     return place
                 del (<dict> known)[number]
                 self._count -= 1
-        return self._look_up(key, number)
+        return self._look_up(key, number, by_id)
 
-    cdef PlainPartition _look_up(self, bytes key, int32_t number):
+    cdef PlainPartition _look_up(self, bytes key, int32_t number, bint by_id):
         """Ask the general handlers.  What they do not know is not remembered, for clients may ask
         for anything."""
         cdef PlainPartition place
-        try:
-            name = key.decode()
-        except UnicodeDecodeError:
-            return None
-        found = self._handlers.plain_place(name, number)
+        if by_id:
+            name = self._handlers.plain_name(key)
+        else:
+            name = key.decode(errors="replace")
+        found = None if name is None else self._handlers.plain_place(name, number)
         if found is None:
             return None
-        if self._count > len(self._partitions) + SPARE_ENTRIES:
+        if self._count > 2 * len(self._partitions) + SPARE_ENTRIES:
             self._by_topic.clear()
+            self._by_id.clear()
             self._count = 0
         place = PlainPartition.__new__(PlainPartition)
         place.partition, place.topic = found
         place.dense_from = place.partition.dense_from
         place.tp = TopicPartition(name, number)
         place.kernel = place.partition.kernel
-        self._by_topic.setdefault(key, {})[number] = place
+        (self._by_id if by_id else self._by_topic).setdefault(key, {})[number] = place
         self._count += 1
         return place
 
@@ -185,6 +188,13 @@ cdef int64_t take_64(request_t* r) noexcept nogil:
     value = <int64_t> kd_get64(r.at)
     r.at += 8
     return value
+
+
+cdef const uint8_t* take_id(request_t* r) noexcept nogil:
+    if not _has(r, 16):
+        return NULL
+    r.at += 16
+    return r.at - 16
 
 
 cdef int64_t take_uvarint(request_t* r) noexcept nogil:
