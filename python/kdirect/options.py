@@ -327,6 +327,11 @@ BROKER = Options("Broker properties", (
     Option("group.consumer.assignors", "list", ["uniform", "range"],
            "The assignors of the broker: `uniform` and `range`, the default one first.",
            check=_group_assignors),
+    Option("group.consumer.migration.policy", "enum", "bidirectional",
+           "Which groups change their protocol while they have members: to the new one when the "
+           "first member of it joins (`upgrade`), back when the last one of it is gone "
+           "(`downgrade`), both, or none (`disabled`).",
+           choices=("bidirectional", "upgrade", "downgrade", "disabled")),
     Option("offsets.topic.num.partitions", "int", 1,
            "Partitions of __consumer_offsets; takes effect when the first group is written. "
            "Kafka's default is 50, to spread the load over brokers.", low=1, high=1000),

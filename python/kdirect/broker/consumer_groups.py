@@ -12,7 +12,8 @@ first gives back what it is not to have, and is then given what others have give
 group does not stop while it rebalances, and no partition has two readers.
 
 Members of the classic protocol in such a group are the business of
-`kdirect.broker.classic_members`, which groups change their protocol that of `_group_for` here.
+`kdirect.broker.classic_members`; groups that change their protocol, that of
+`kdirect.broker.group_migration`.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
+from kdirect.broker import group_migration
 from kdirect.broker.consumer_group_state import (
     LEAVE,
     LEAVE_FOR_A_WHILE,
@@ -35,9 +37,16 @@ from kdirect.broker.consumer_group_state import (
     Row,
 )
 from kdirect.broker.group_assignors import ASSIGNORS
-from kdirect.broker.group_state import FOREVER
-from kdirect.broker.groups import Effect, GroupCoordinator, Reply, SaveRows, fits
-from kdirect.errors import RefusedRequestError
+from kdirect.broker.group_state import FOREVER, Group
+from kdirect.broker.groups import (
+    Effect,
+    GroupCoordinator,
+    Reply,
+    SaveRows,
+    fits,
+    waits_end,
+)
+from kdirect.errors import FormatError, RefusedRequestError
 from kdirect.format.consumer_group_records import MemberValue, Partition, RegexValue, TopicFacts
 from kdirect.format.error_codes import ErrorCode
 
@@ -70,6 +79,8 @@ class ConsumerGroupSettings:
     heartbeat_interval_ms: int = 5000
     max_size: int = 2**31 - 1
     assignors: tuple[str, ...] = ("uniform", "range")
+    upgrades: bool = True
+    downgrades: bool = True
     refresh_ms: float = 1000
 
 
@@ -246,13 +257,53 @@ class ConsumerGroupCoordinator:
         old = self.classic.groups.get(group_id)
         if old is None:
             return None
-        if old.members or old.pending:
+        new = None
+        if old.members:
+            new = self._upgraded(old, now_ms)
+            for m in old.members.values():  # those that wait are to join the new group
+                out += waits_end(m, ErrorCode.REBALANCE_IN_PROGRESS)
+        del self.classic.groups[group_id]
+        rows.append(old.tombstone())
+        if new is not None:
+            rows += new.all_rows()
+        return new
+
+    def _upgraded(self, old: Group, now_ms: float) -> ConsumerGroup:
+        """A classic group with members as one of the new protocol."""
+        group_id = old.group_id
+        full = len(old.members) >= self.settings.max_size
+        if full or not self.settings.upgrades or not group_migration.can_be_new(old):
             raise RefusedRequestError(
                 ErrorCode.GROUP_ID_NOT_FOUND, f"Group {group_id} is not a consumer group."
             )
-        del self.classic.groups[group_id]
-        rows.append(old.tombstone())
-        return None
+        try:
+            names = group_migration.subscribed(old)
+            known = {name: self.topics.facts(name) for name in names}
+            topics = {name: facts for name, facts in known.items() if facts is not None}
+            new = group_migration.to_new(old, topics, now_ms)
+        except FormatError as e:
+            raise RefusedRequestError(
+                ErrorCode.GROUP_ID_NOT_FOUND,
+                f"Cannot upgrade the classic group {group_id}: {e.message}",
+            ) from e
+        new.topics = topics
+        return new
+
+    def go_back_if_all_classic(
+        self, group: ConsumerGroup, now_ms: float, out: list[Effect], *, rebalance: bool
+    ) -> None:
+        """The last member of the new protocol is gone: the group goes back to the classic one, in
+        which the others join again if there is something to share out."""
+        if not self.settings.downgrades or not group.members:
+            return
+        if any(m.classic is None for m in group.members.values()):
+            return
+        old = group_migration.to_classic(group, now_ms)
+        del self.groups[group.group_id]
+        # The classic record first: with both, the group is taken for one of the new protocol, and
+        # goes back once more.
+        out += self.classic.adopt(old, now_ms, rebalance=rebalance)
+        out.append(SaveRows(group.group_id, tuple(group.all_tombstones())))
 
     def _member_for(self, group: ConsumerGroup, r: Heartbeat, rows: list[Row]) -> ConsumerMember:
         """The member that a heartbeat is of, as it was; a new one joins by it."""
@@ -500,6 +551,7 @@ class ConsumerGroupCoordinator:
         if not group.members:
             group.since_ms = now_ms
         out.append(SaveRows(group.group_id, tuple(rows)))
+        self.go_back_if_all_classic(group, now_ms, out, rebalance=True)
 
     # -- time --------------------------------------------------------------------------------------
 

@@ -130,7 +130,7 @@ class GroupCoordinator:
             protocol_type,
             *dict(protocols),
         )
-        error = self._join_error(group_id, names, session_timeout_ms)
+        error = self.join_error(group_id, names, session_timeout_ms)
         if error:
             return _refuse(token, error, member_id)
         group = self.groups.get(group_id)
@@ -162,9 +162,7 @@ class GroupCoordinator:
             self._join_known(group, fresh, protocol_type, now_ms, out)
         return out
 
-    def _join_error(
-        self, group_id: str, names: Iterable[str], session_timeout_ms: int
-    ) -> ErrorCode:
+    def join_error(self, group_id: str, names: Iterable[str], session_timeout_ms: int) -> ErrorCode:
         """What is wrong with a JoinGroup request, whatever the group's state; NONE: nothing."""
         s = self.settings
         if not group_id or not fits(group_id):
@@ -589,10 +587,15 @@ class GroupCoordinator:
         for group_id in group_ids:
             group = self.groups.pop(group_id, None)
             for m in group.members.values() if group is not None else ():
-                if m.join_token is not None:
-                    out += _refuse(m.join_token, ErrorCode.NOT_COORDINATOR, m.member_id)
-                if m.sync_token is not None:
-                    out.append(Reply(m.sync_token, SyncResult(ErrorCode.NOT_COORDINATOR)))
+                out += waits_end(m, ErrorCode.NOT_COORDINATOR)
+        return out
+
+    def adopt(self, group: Group, now_ms: float, *, rebalance: bool) -> list[Effect]:
+        """A group of the new protocol whose members all speak this one goes on here."""
+        self.groups[group.group_id] = group
+        out: list[Effect] = [Persist(group)]
+        if rebalance:
+            self._prepare(group, now_ms, out)
         return out
 
     def remove_empty(self, group: Group) -> None:
@@ -604,6 +607,18 @@ class GroupCoordinator:
         """A group that nobody has ever joined leaves no trace."""
         if group.is_unused():
             self.groups.pop(group.group_id, None)
+
+
+def waits_end(m: Member, error: int) -> list[Effect]:
+    """Answer what a member waits for with an error."""
+    out: list[Effect] = []
+    if m.join_token is not None:
+        out += _refuse(m.join_token, error, m.member_id)
+        m.join_token = None
+    if m.sync_token is not None:
+        out.append(Reply(m.sync_token, SyncResult(error)))
+        m.sync_token = None
+    return out
 
 
 def _refuse(token: Hashable, error: int, member_id: str) -> list[Effect]:

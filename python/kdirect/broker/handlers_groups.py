@@ -18,8 +18,9 @@ from functools import partial
 from typing import Any
 
 from kdirect.broker.answers import Answer, later, respond
+from kdirect.broker.classic_members import ClassicMembers
 from kdirect.broker.connection import Connection
-from kdirect.broker.consumer_group_state import ConsumerGroup
+from kdirect.broker.consumer_group_state import ConsumerGroup, ConsumerMember
 from kdirect.broker.consumer_group_state import load as load_group
 from kdirect.broker.consumer_groups import (
     NEW_MEMBERS_COMMIT_FROM,
@@ -55,6 +56,7 @@ from kdirect.broker.state_replication import StateReplication
 from kdirect.broker.topics import OFFSETS_TOPIC
 from kdirect.errors import KdirectError
 from kdirect.format import protocol as p
+from kdirect.format.consumer_group_records import ClassicProtocols
 from kdirect.format.error_codes import ErrorCode
 from kdirect.format.group_records import GroupRecord, MemberRecord
 
@@ -80,16 +82,20 @@ class GroupHandlers:
         )
         protocols = config["group.coordinator.rebalance.protocols"]
         self.has_consumer_protocol = "consumer" in protocols
+        policy = config["group.consumer.migration.policy"]
         self.consumer = ConsumerGroupCoordinator(
             ConsumerGroupSettings(
                 session_timeout_ms=config["group.consumer.session.timeout.ms"],
                 heartbeat_interval_ms=config["group.consumer.heartbeat.interval.ms"],
                 max_size=config["group.consumer.max.size"],
                 assignors=tuple(config["group.consumer.assignors"]),
+                upgrades=policy in ("bidirectional", "upgrade"),
+                downgrades=policy in ("bidirectional", "downgrade"),
             ),
             BrokerTopics(services.topics),
             self.coordinator,
         )
+        self._classic_members = ClassicMembers(self.consumer)
         self._saves = GroupSaves(self._offsets.save_rows)
         self.partitions = self._open_partitions(services)
         self._offset_requests = OffsetHandlers(services, self)
@@ -425,43 +431,62 @@ class GroupHandlers:
 
     def join(self, connection: Connection, header: p.RequestHeader, request: Any) -> Answer:
         version = header.api_version
-        if not (error := self.refusal(request.group_id)):
-            error = self._make_classic(request.group_id)
-        if error:
+        if error := self.refusal(request.group_id):
             return self._joined(header, JoinResult(error, member_id=request.member_id))
         future: asyncio.Future[JoinResult] = asyncio.get_running_loop().create_future()
         rebalance = request.rebalance_timeout_ms if version >= 1 else request.session_timeout_ms
-        effects = self.coordinator.join(
-            future,
-            request.group_id,
-            request.member_id,
-            request.group_instance_id if version >= 5 else None,
-            header.client_id or "",
-            "/" + connection.peer.rpartition(":")[0],
-            request.session_timeout_ms,
-            max(0, rebalance),
-            request.protocol_type,
-            [(x.name, x.metadata) for x in request.protocols],
-            self.now(),
-            require_member_id=version >= 4,
-            understands_skip=version >= 9,
-        )
+        instance_id = request.group_instance_id if version >= 5 else None
+        host = "/" + connection.peer.rpartition(":")[0]
+        protocols = [(x.name, x.metadata) for x in request.protocols]
+        group = self._group_to_join(request.group_id)
+        if group is None:
+            effects = self.coordinator.join(
+                future,
+                request.group_id,
+                request.member_id,
+                instance_id,
+                header.client_id or "",
+                host,
+                request.session_timeout_ms,
+                max(0, rebalance),
+                request.protocol_type,
+                protocols,
+                self.now(),
+                require_member_id=version >= 4,
+                understands_skip=version >= 9,
+            )
+        else:
+            kept = tuple((name, bytes(metadata)) for name, metadata in protocols)
+            fresh = ConsumerMember(
+                request.member_id,
+                instance_id,
+                client_id=header.client_id or "",
+                client_host=host,
+                rebalance_timeout_ms=max(0, rebalance),
+                classic=ClassicProtocols(request.session_timeout_ms, kept),
+            )
+            effects = self._classic_members.join(
+                future,
+                group,
+                fresh,
+                request.protocol_type,
+                self.now(),
+                require_member_id=version >= 4,
+            )
         self.run(request.group_id, effects)
         if future.done():
             return self._joined(header, future.result())
         return later(self._join_later(header, future))
 
-    def _make_classic(self, group_id: str) -> int:
-        """A member of the classic protocol joins: an empty group of the new one changes to it.  An
-        error code."""
+    def _group_to_join(self, group_id: str) -> ConsumerGroup | None:
+        """The group of the new protocol that a member of the classic one joins.  One without
+        members changes to the classic protocol first."""
         group = self.consumer.groups.get(group_id)
-        if group is None:
-            return ErrorCode.NONE
-        if group.members:
-            return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+        if group is None or group.members:
+            return group
         rows = self.consumer.forget_empty(group_id)
         self.run(group_id, [SaveRows(group_id, tuple(rows))])
-        return ErrorCode.NONE
+        return None
 
     async def _join_later(
         self, header: p.RequestHeader, future: asyncio.Future[JoinResult]
@@ -491,17 +516,16 @@ class GroupHandlers:
         if error := self.refusal(request.group_id):
             return self._synced(header, SyncResult(error))
         future: asyncio.Future[SyncResult] = asyncio.get_running_loop().create_future()
-        effects = self.coordinator.sync(
-            future,
-            request.group_id,
-            request.generation_id,
-            request.member_id,
-            request.group_instance_id if version >= 3 else None,
-            request.protocol_type if version >= 5 else None,
-            request.protocol_name if version >= 5 else None,
-            [(a.member_id, a.assignment) for a in request.assignments],
-            self.now(),
-        )
+        group = self.consumer.groups.get(request.group_id)
+        instance_id = request.group_instance_id if version >= 3 else None
+        protocol_type = request.protocol_type if version >= 5 else None
+        protocol = request.protocol_name if version >= 5 else None
+        member = (request.generation_id, request.member_id, instance_id, protocol_type, protocol)
+        if group is not None:
+            effects = self._classic_members.sync(future, group, *member, self.now())
+        else:
+            given = [(a.member_id, a.assignment) for a in request.assignments]
+            effects = self.coordinator.sync(future, request.group_id, *member, given, self.now())
         self.run(request.group_id, effects)
         if future.done():
             return self._synced(header, future.result())
@@ -530,9 +554,13 @@ class GroupHandlers:
                 error = ErrorCode.NONE
             return respond(header, p.HeartbeatResponse, error_code=error)
         instance = request.group_instance_id if header.api_version >= 3 else None
-        code = self.coordinator.heartbeat(
-            request.group_id, request.generation_id, request.member_id, instance, self.now()
-        )
+        group = self.consumer.groups.get(request.group_id)
+        member = (request.generation_id, request.member_id, instance)
+        if group is not None:
+            code = self._classic_members.heartbeat(group, *member, self.now())
+            self._arm(request.group_id)
+        else:
+            code = self.coordinator.heartbeat(request.group_id, *member, self.now())
         return respond(header, p.HeartbeatResponse, error_code=code)
 
     def leave(self, connection: Connection, header: p.RequestHeader, request: Any) -> Answer:
@@ -540,15 +568,11 @@ class GroupHandlers:
             return respond(header, p.LeaveGroupResponse, error_code=error, members=[])
         now = self.now()
         if header.api_version < 3:
-            code, effects = self.coordinator.leave(request.group_id, request.member_id, None, now)
-            self.run(request.group_id, effects)
+            code = self._leave(request.group_id, request.member_id, None, now)
             return respond(header, p.LeaveGroupResponse, error_code=code)
         rows = []
         for m in request.members:
-            code, effects = self.coordinator.leave(
-                request.group_id, m.member_id, m.group_instance_id, now
-            )
-            self.run(request.group_id, effects)
+            code = self._leave(request.group_id, m.member_id, m.group_instance_id, now)
             rows.append(
                 {
                     "member_id": m.member_id,
@@ -557,6 +581,16 @@ class GroupHandlers:
                 }
             )
         return respond(header, p.LeaveGroupResponse, error_code=0, members=rows)
+
+    def _leave(self, group_id: str, member_id: str, instance_id: str | None, now: float) -> int:
+        """One member leaves; an error code."""
+        group = self.consumer.groups.get(group_id)
+        if group is not None:
+            code, effects = self._classic_members.leave(group, member_id, instance_id, now)
+        else:
+            code, effects = self.coordinator.leave(group_id, member_id, instance_id, now)
+        self.run(group_id, effects)
+        return code
 
     def table(self) -> Iterable[tuple[str, Any, bool]]:
         return (
