@@ -192,3 +192,16 @@ def test_what_cannot_be_compacted_is_counted_and_left_alone(broker_process) -> N
     wait_until(lambda: "is not tried again" in server.errors.read_text(), 20)
     assert not any(produce(servers, "t", [(b"a", b"b")])), "its partition goes on"
     assert not list((server.log_dir / "t-0").glob("*.cleaned"))
+
+
+def test_topics_are_compacted_by_the_brokers_policy_and_its_own_are_not(broker_process) -> None:
+    server = broker_process(**SOON, **{"log.cleanup.policy": "compact"})
+    servers = server.bootstrap_servers
+    create(servers, "t")
+    assert [e.name() for e in produce(servers, "t", [(None, b"1")]) if e] == ["INVALID_RECORD"]
+    assert not any(produce(servers, "t", [(b"k", b"1")]))
+    consumer = confluent_kafka.Consumer({"bootstrap.servers": servers, "group.id": "g"})
+    place = confluent_kafka.TopicPartition("t", 0, 1)
+    consumer.commit(offsets=[place], asynchronous=False)
+    assert consumer.committed([place], timeout=10)[0].offset == 1
+    consumer.close()

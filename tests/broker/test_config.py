@@ -13,9 +13,16 @@ from hypothesis import strategies as st
 
 import kdirect
 import kdirect.cli
-from kdirect.broker.config import BrokerConfig, Listener, parse_listeners, parse_properties
+from kdirect.broker.config import (
+    IGNORED,
+    BrokerConfig,
+    Listener,
+    parse_listeners,
+    parse_properties,
+)
 from kdirect.errors import ConfigError, CorruptLogError, KdirectError, LogError
 from kdirect.log.config import LogConfig
+from kdirect.options import BROKER
 
 
 def test_a_java_properties_file():
@@ -389,3 +396,7 @@ def test_tools(broker, command):
     assert command("consume", "t", "--from", "somewhere", *at)[0] == 2
     assert output("topic", "delete", "t") == "deleted t\n"
     assert output("topic", "list") == ""
+
+
+def test_no_property_of_the_table_is_ignored():
+    assert not [row.name for row in BROKER.rows if row.name in IGNORED]

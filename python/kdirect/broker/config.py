@@ -28,13 +28,11 @@ _IGNORED = """
     num.recovery.threads.per.data.dir socket.send.buffer.bytes socket.receive.buffer.bytes
     zookeeper.set.acl transaction.state.log.min.isr
     share.coordinator.state.topic.replication.factor share.coordinator.state.topic.min.isr
-    log.cleaner.enable log.cleaner.threads log.cleaner.dedupe.buffer.size
-    metadata.log.dir group.coordinator.rebalance.protocols authorizer.class.name
+    metadata.log.dir authorizer.class.name
     super.users allow.everyone.if.no.acl.found compression.type inter.broker.protocol.version
     log.message.format.version replica.fetch.max.bytes num.replica.fetchers
     initial.broker.registration.timeout.ms broker.heartbeat.interval.ms broker.session.timeout.ms
-    metrics.num.samples log.cleaner.delete.retention.ms log.cleaner.min.cleanable.ratio
-    log.cleaner.min.compaction.lag.ms log.cleaner.max.compaction.lag.ms log.segment.delete.delay.ms
+    metrics.num.samples log.segment.delete.delay.ms
     log.roll.jitter.ms log.roll.jitter.hours
     compression.gzip.level compression.lz4.level compression.zstd.level
     remote.log.storage.manager.class.name remote.log.storage.manager.class.path

@@ -19,7 +19,6 @@ from collections.abc import Callable, Collection, Iterable
 from kdirect.broker.cluster_view import ClusterView
 from kdirect.broker.config import BrokerConfig
 from kdirect.broker.remote_metadata import SEGMENT_BYTES, metadata_partition
-from kdirect.broker.state_topic import FOR_EVER
 from kdirect.broker.topics import REMOTE_METADATA_TOPIC, Registry
 from kdirect.errors import ConfigError, LogError
 from kdirect.format.batch import encode_single_bytes
@@ -42,7 +41,7 @@ log = logging.getLogger("kdirect.storage")
 APPEND_BYTES = 256 << 10
 REBUILDING = "kdirect remote rebuild"  # the owner's address meanwhile
 # What a topic gets whose own properties this broker does not take: nothing of it may be deleted.
-_FOR_EVER = {"remote.storage.enable": "true", **FOR_EVER}
+_FOR_EVER = {"remote.storage.enable": "true", "retention.ms": "-1", "retention.bytes": "-1"}
 
 Report = Callable[[str], None]
 

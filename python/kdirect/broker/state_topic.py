@@ -51,7 +51,8 @@ REWRITE_RECORDS = 10_000  # a partition with fewer superseded records is left al
 REWRITE_FACTOR = 4
 APPEND_BYTES = 256 << 10  # of one append; all of it or nothing is kept
 READ_BYTES = 1 << 20
-FOR_EVER = {"retention.ms": "-1", "retention.bytes": "-1"}
+# Whatever the broker's own cleanup policy is: the table is rewritten by its own rules.
+FOR_EVER = {"retention.ms": "-1", "retention.bytes": "-1", "cleanup.policy": "delete"}
 
 Row: TypeAlias = tuple[bytes, bytes | None]  # key, value; without a value: deleted
 Done: TypeAlias = Callable[[BaseException | None], None]
