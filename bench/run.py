@@ -173,7 +173,7 @@ ROWS = (
         "compact",
         "rows_compact",
         1,
-        "a log compacted by one thread, against a bare read and write of the same bytes",
+        "a log compacted by one thread, against a bare read and write",
         20,
     ),
     Row(
