@@ -78,10 +78,7 @@ ROWS = (
         "count and sum by key and window, beside one-thread group-bys of DuckDB and pyarrow",
     ),
     Row(
-        "state-merge",
-        "rows_state",
-        1,
-        "a leader merges the delta of a helper: entries, and tuples",
+        "state-merge", "rows_state", 1, "a leader merges the delta of a helper: entries, and tuples"
     ),
     Row(
         "shm-read", "rows_rdma", 1, "one-sided READs by size over the shm provider, against memcpy"
@@ -117,12 +114,7 @@ ROWS = (
         2,
         "one acknowledged produce at a time: median and tail, against a bare eventfd round trip",
     ),
-    Row(
-        "commit",
-        "rows_commit",
-        2,
-        "one commit of offsets at a time: median and tail, over shm and over TCP",
-    ),
+    Row("commit", "rows_commit", 2, "a commit at a time: median and tail, over shm and over TCP"),
     Row(
         "produce-pipelined",
         "rows_direct",
@@ -169,13 +161,7 @@ ROWS = (
         " the start of a broker with 10,000",
         60,
     ),
-    Row(
-        "compact",
-        "rows_compact",
-        1,
-        "a log compacted by one thread, against a bare read and write",
-        20,
-    ),
+    Row("compact", "rows_compact", 1, "a log compacted by a thread, against reads and writes", 20),
     Row(
         "tcp-cpu",
         "rows_tcp",
