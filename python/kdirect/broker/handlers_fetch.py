@@ -21,9 +21,13 @@ from kdirect.broker.remote_requests import RemoteRead
 from kdirect.broker.services import Services
 from kdirect.errors import OffsetOutOfRangeError, TieredOffsetError
 from kdirect.format import protocol as p
+from kdirect.format.batch import iterate_batches
 from kdirect.format.datapath import Fetched, fetch_response
 from kdirect.format.error_codes import ErrorCode
+from kdirect.log.kernel_transactions import aborted_transactions
 from kdirect.log.partition import Partition
+
+FEW_ABORTED = 16  # which are told without a look at how far a consumer is read for
 
 
 class Collected(NamedTuple):
@@ -164,6 +168,16 @@ class FetchHandlers(LookupHandlers):
         code = explain(error, f"read of {name}-{x.partition}")[0]
         return Fetched(x.partition, code, -1, -1, -1, (), 0)
 
+    def _read_here(
+        self, partition: Partition, offset: int, limit: int, committed_only: bool, wait: bool
+    ) -> list[memoryview] | None:
+        release = self._services.files.release
+        if wait:
+            return partition.read(
+                offset, limit, committed_only=committed_only, fault_in=True, release=release
+            )
+        return partition.read_nowait(offset, limit, committed_only=committed_only, release=release)
+
     def _read(
         self, reader: Reader, name: Any, x: Any, room: int, first: bool, wait: bool
     ) -> Fetched | None:
@@ -186,20 +200,7 @@ class FetchHandlers(LookupHandlers):
                         index, ErrorCode.OFFSET_OUT_OF_RANGE, high_watermark, stable, start, (), 0
                     )
                 return Fetched(index, 0, high_watermark, stable, start, (), 0)
-            release = self._services.files.release
-            found: list[memoryview] | None
-            if wait:
-                found = partition.read(
-                    x.fetch_offset,
-                    max(limit, 1),
-                    committed_only=committed_only,
-                    fault_in=True,
-                    release=release,
-                )
-            else:
-                found = partition.read_nowait(
-                    x.fetch_offset, max(limit, 1), committed_only=committed_only, release=release
-                )
+            found = self._read_here(partition, x.fetch_offset, max(limit, 1), committed_only, wait)
             if found is None:
                 return None
             buffers: Sequence[Any] = found
@@ -207,7 +208,8 @@ class FetchHandlers(LookupHandlers):
             # A batch larger than the limit is sent only if the response is empty without it.
             if size > limit and not first:
                 buffers, size = [], 0
-            return Fetched(index, 0, high_watermark, stable, start, buffers, size)
+            aborted = _aborted(partition, x.fetch_offset, buffers) if committed_only else []
+            return Fetched(index, 0, high_watermark, stable, start, buffers, size, aborted=aborted)
         except OffsetOutOfRangeError:
             return Fetched(
                 index, ErrorCode.OFFSET_OUT_OF_RANGE, high_watermark, stable, start, (), 0
@@ -216,6 +218,22 @@ class FetchHandlers(LookupHandlers):
             if self._remote is None:
                 return self._unread(name, x, e)
             read: Any = RemoteRead(partition, x.fetch_offset, max(limit, 1))
-            return Fetched(index, 0, high_watermark, stable, start, read, 0)
+            aborted = _aborted(partition, x.fetch_offset, ()) if committed_only else []
+            return Fetched(index, 0, high_watermark, stable, start, read, 0, aborted=aborted)
         except Exception as e:
             return self._unread(name, x, e)
+
+
+def _aborted(partition: Partition, start: int, buffers: Sequence[Any]) -> list[tuple[int, int]]:
+    """(producer id, first offset) of the aborted transactions of which a reader of `buffers` has to
+    know, which begin with the batch that holds offset `start`."""
+    # Asked after reading: that may have gone on above what was stable before.
+    found = aborted_transactions(partition.kernel, start, partition.last_stable_offset)
+    # Some may lie above all that is read: look where that ends.
+    if buffers and len(found) > FEW_ABORTED:
+        end = start
+        for buffer in buffers:
+            for batch in iterate_batches(buffer, check_crc=False):
+                end = max(end, batch.next_offset)
+        found = aborted_transactions(partition.kernel, start, end)
+    return [(entry.producer_id, entry.first_offset) for entry in found]

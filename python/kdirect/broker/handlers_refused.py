@@ -15,12 +15,28 @@ from kdirect.broker.connection import Connection
 from kdirect.broker.services import Services
 from kdirect.format import protocol as p
 from kdirect.format.error_codes import ErrorCode
+from kdirect.log.kernel_producers import known_producers
+from kdirect.log.partition import Partition
 from kdirect.model import TopicPartition
 
 NO_SECURITY = "this broker has no authentication and no ACLs"
 NO_QUOTAS = "this broker has no quotas"
 _ENTITIES = ("user", "client-id", "ip")
 NO_REASSIGNMENT = "a partition has one replica here, and cannot move"
+
+
+def _producers(partition: Partition) -> list[dict[str, int]]:
+    return [
+        {
+            "producer_id": e.producer_id,
+            "producer_epoch": e.producer_epoch,
+            "last_sequence": e.batches[-1][1] if e.batches else -1,
+            "last_timestamp": e.timestamp_ms,
+            "coordinator_epoch": e.coordinator_epoch,
+            "current_txn_start_offset": e.transaction_start,
+        }
+        for e in known_producers(partition.kernel)[0]
+    ]
 
 
 class RefusedHandlers:
@@ -35,19 +51,19 @@ class RefusedHandlers:
     def describe_producers(
         self, connection: Connection, header: p.RequestHeader, request: Any
     ) -> Answer:
-        """Existing partitions get an empty list: idempotent producers are not reported."""
+        """What the logs here remember of producers, and their open transactions."""
         topics = []
         for t in request.topics:
             rows = []
             for i in t.partition_indexes:
-                exists = TopicPartition(t.name, i) in self._logs.partitions
-                code = ErrorCode.NONE if exists else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                partition = self._logs.partitions.get(TopicPartition(t.name, i))
+                code = ErrorCode.NONE if partition else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
                 rows.append(
                     {
                         "partition_index": i,
                         "error_code": code,
                         "error_message": None,
-                        "active_producers": [],
+                        "active_producers": _producers(partition) if partition else [],
                     }
                 )
             topics.append({"name": t.name, "partitions": rows})

@@ -477,9 +477,11 @@ def cold_reads(
     environment: Environment,
     **more: Any,
 ) -> ColdReads | None:
-    """`ColdReads` over the connections of a session, unless nothing may be read past the broker."""
+    """`ColdReads` over the connections of a session, unless nothing may be read past the broker,
+    which alone names aborted transactions."""
     stores = connections.cold_stores
-    if stores is None or stores.mode == "broker":
+    committed_only = settings["isolation.level"] == "read_committed"
+    if stores is None or stores.mode == "broker" or committed_only:
         return None
     return ColdReads(connections.cluster, settings, stores, environment, **more)
 

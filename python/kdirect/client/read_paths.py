@@ -121,7 +121,9 @@ class DirectPaths:
         self._closest = closest
         self._others = False  # are partitions read over TCP, too?
         self._settings = settings
-        self._tcp_only = settings["transport"] == "tcp"
+        # Only a Fetch names the transactions that were aborted.
+        committed_only = settings["isolation.level"] == "read_committed"
+        self._tcp_only = committed_only or settings["transport"] == "tcp"
         self._fetchers: dict[tuple[str, int], DirectFetcher] = {}
         self._home: dict[TopicPartition, DirectFetcher] = {}  # who reads it, or read it last
         self._news: Attempt[None] | None = None  # while leaders are asked for

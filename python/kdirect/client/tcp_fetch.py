@@ -17,6 +17,7 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
+from kdirect.client.aborted import without_aborted
 from kdirect.client.cursor import TcpCursor
 from kdirect.client.lost_broker import as_left
 from kdirect.client.tcp_kernel import whole_batches
@@ -48,7 +49,7 @@ DEFAULT_MAX_WAIT_MS = 500
 class Fetched(NamedTuple):
     """`data` holds whole batches, or nothing.  The first may begin before the offset asked for.
     Offsets as of the answer; `aborted` are (producer id, first offset) of aborted transactions in
-    `data`, for read_committed."""
+    `data`, for read_committed, whose batches hold no records there any more."""
 
     data: memoryview
     high_watermark: int
@@ -276,7 +277,7 @@ class TcpFetcher:
             else ()
         )
         return Fetched(
-            found.data,
+            without_aborted(found.data, aborted),
             partition.high_watermark,
             partition.last_stable_offset,
             partition.log_start_offset,

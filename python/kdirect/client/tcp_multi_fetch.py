@@ -48,6 +48,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from kdirect.client.aborted import without_aborted
 from kdirect.client.cursor import TcpCursor
 from kdirect.client.lost_broker import CONNECT_MS_BESIDES, LOST, Search, as_left, ask_leader
 from kdirect.client.silence import FetchWait
@@ -579,7 +580,11 @@ class TcpRound:
         if not len(found.data):
             end = x.last_stable_offset if self._committed_only else x.high_watermark
             return _News.MORE if end > offset else _News.NOTHING
-        partition.cursor.arrived(found.data, found.last_epoch)
+        data = found.data
+        if self._committed_only and x.aborted_transactions:
+            aborted = [(t.producer_id, t.first_offset) for t in x.aborted_transactions]
+            data = without_aborted(data, aborted)
+        partition.cursor.arrived(data, found.last_epoch)
         partition.fetch_offset, partition.last_epoch = found.next_offset, found.last_epoch
         partition.max_bytes = self._fetch_bytes
         self.fetched_bytes += len(found.data)

@@ -22,6 +22,7 @@ _FETCH_PARTITION_V5 = struct.Struct(">ihqqq")  # ... log start offset
 _NO_REPLICA = _I32.pack(-1)
 _DIVERGING = struct.Struct(">iq")  # leader epoch, its end offset
 _LEADER = struct.Struct(">ii")  # broker, leader epoch
+_ABORTED = struct.Struct(">qq")  # producer id, first offset
 _PRODUCED_V0 = struct.Struct(">ihq")  # partition, error code, base offset
 _PRODUCED_V2 = struct.Struct(">ihqq")  # ... log append time
 _PRODUCED_V5 = struct.Struct(">ihqqq")  # ... log start offset
@@ -32,7 +33,8 @@ class Fetched(NamedTuple):
 
     Of a cluster: `preferred` is the broker where this consumer should read (version 11 and later,
     KIP-392); `diverging` the (leader epoch, end offset) from which on the fetching replica has
-    other records than the leader (version 12 and later)."""
+    other records than the leader (version 12 and later).  `aborted`: (producer id, first offset) of
+    the aborted transactions of which a consumer has to know that reads what is committed."""
 
     partition: int
     error: int
@@ -43,6 +45,7 @@ class Fetched(NamedTuple):
     size: int
     preferred: int = -1
     diverging: tuple[int, int] | None = None
+    aborted: Sequence[tuple[int, int]] = ()
 
 
 class NodeEndpoint(NamedTuple):
@@ -103,9 +106,8 @@ def fetch_response(
     session_id: int = 0,
 ) -> list[Any]:
     """The body as a list of buffers, in order.  From version 13 on topics are named by the 16 bytes
-    of their ids.  The aborted transactions, of which there are none,
-    are an empty list for a consumer that reads what is committed only, and null for others, as in
-    Kafka."""
+    of their ids.  The aborted transactions are a list, empty or not, for a consumer that reads what
+    is committed only, and null for others, as in Kafka."""
     topics = list(topics)
     out: list[Any] = []
     flexible = version >= 12
@@ -130,7 +132,11 @@ def fetch_response(
                 piece += _FETCH_PARTITION_V4.pack(
                     p.partition, p.error, p.high_watermark, p.last_stable_offset
                 )
-            if p.preferred >= 0 and version >= 11:
+            if p.aborted:
+                piece += _aborted_list(p.aborted, flexible=flexible)
+                if version >= 11:
+                    piece += _I32.pack(p.preferred)
+            elif p.preferred >= 0 and version >= 11:
                 piece += aborted + _I32.pack(p.preferred)
             else:
                 piece += before_records
@@ -149,6 +155,15 @@ def fetch_response(
     if piece:
         out.append(piece)
     return out
+
+
+def _aborted_list(aborted: Sequence[tuple[int, int]], *, flexible: bool) -> bytes:
+    out = bytearray(uvarint(len(aborted) + 1) if flexible else _I32.pack(len(aborted)))
+    for entry in aborted:
+        out += _ABORTED.pack(*entry)
+        if flexible:
+            out += b"\0"
+    return bytes(out)
 
 
 def produce_response(

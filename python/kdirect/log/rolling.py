@@ -498,7 +498,7 @@ class Rolling(Tiering):
             segment.delete()
             reached("after a local deletion")
         producer_state.delete_before(self.directory, self._bases[0])
-        forget_aborted(self.kernel, self._bases[0])
+        forget_aborted(self.kernel, min(self._bases[0], int(self.kernel.log_start_offset)))
         self._trim_epochs()
         self._disk.directory_changed = True
         return count

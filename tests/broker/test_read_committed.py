@@ -1,0 +1,227 @@
+"""What a broker tells readers of transactions, whose coordinator is played by the test: it
+verifies, and writes markers."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import confluent_kafka
+import pytest
+from confluent_kafka import admin as confluent_admin
+
+import kdirect
+from kdirect.format import protocol as p
+from kdirect.format.schema import build
+from kdirect.log.kernel_transactions import admit_transaction, begin_verification, marker_batch
+from kdirect.model import TopicPartition
+from tests.log.conftest import make_batch
+from tests.support import wait_until
+
+TP = TopicPartition("t", 0)
+NOW = int(time.time() * 1000)
+
+
+class Coordinator:
+    """Producers with transactions on the one partition of a broker in this process."""
+
+    def __init__(self, broker) -> None:
+        client = confluent_admin.AdminClient({"bootstrap.servers": broker.bootstrap_servers})
+        client.create_topics([confluent_admin.NewTopic("t", 1, 1)])["t"].result(10)
+        self.broker = broker
+        self.partition = broker.server.logs.partitions[TP]
+        self.sequences: dict[int, int] = {}
+
+    def write(self, producer: int, text: str, *, transactional: bool = True) -> int:
+        sequence = self.sequences.get(producer, 0)
+        kernel = self.partition.kernel
+        if transactional:
+            _, ticket = begin_verification(kernel, producer, 0, sequence, NOW)
+            assert ticket == 0 or admit_transaction(kernel, producer, 0, ticket)
+        data = make_batch(
+            1,
+            value_bytes=len(text),
+            fill=text.encode(),
+            producer_id=producer,
+            producer_epoch=0,
+            sequence=sequence,
+            transactional=transactional,
+        )
+        self.sequences[producer] = sequence + 1
+        result = self.partition.append(data, NOW)
+        assert result.error == 0
+        self.broker.server.waiters.notify_from_thread(TP)
+        return result.base_offset
+
+    def end(self, producer: int, *, commit: bool) -> int:
+        batch = marker_batch(producer, 0, 0, commit, NOW)
+        result = self.partition.append_marker(batch, NOW)
+        assert result.error == 0
+        self.broker.server.waiters.notify_from_thread(TP)
+        return result.base_offset
+
+
+def values(broker, count: int, isolation: str) -> list[str]:
+    consumer = confluent_kafka.Consumer(
+        {
+            "bootstrap.servers": broker.bootstrap_servers,
+            "group.id": isolation,
+            "isolation.level": isolation,
+            "enable.partition.eof": True,
+        }
+    )
+    consumer.assign([confluent_kafka.TopicPartition("t", 0, 0)])
+    out: list[str] = []
+    deadline = time.monotonic() + 20
+    try:
+        while time.monotonic() < deadline:
+            message = consumer.poll(1)
+            if message is None:
+                continue
+            if message.error():
+                assert message.error().code() == confluent_kafka.KafkaError._PARTITION_EOF
+                break
+            out.append(message.value().decode())
+    finally:
+        consumer.close()
+    assert len(out) == count, out
+    return out
+
+
+def fetch(raw, offset: int, version: int = 11, *, committed: bool = True, wait_ms: int = 0):
+    one = {"partition": 0, "fetch_offset": offset, "partition_max_bytes": 1 << 20}
+    request = build(
+        p.FetchRequest,
+        max_wait_ms=wait_ms,
+        min_bytes=1,
+        max_bytes=1 << 20,
+        isolation_level=int(committed),
+        session_id=0,
+        session_epoch=-1,
+        topics=[{"topic": "t", "partitions": [one]}],
+    )
+    (topic,) = raw.call(request, version=version).responses
+    return topic.partitions[0]
+
+
+def test_aborted_records_are_seen_by_no_reader_of_committed_ones(broker):
+    c = Coordinator(broker)
+    c.write(1, "a")
+    c.write(2, "b")
+    c.write(3, "plain", transactional=False)
+    c.end(1, commit=False)
+    c.write(1, "c")
+    c.end(2, commit=True)
+    c.end(1, commit=True)
+    c.write(2, "open")
+    assert values(broker, 3, "read_committed") == ["b", "plain", "c"]
+    assert values(broker, 5, "read_uncommitted") == ["a", "b", "plain", "c", "open"]
+
+
+@pytest.mark.parametrize("version", [4, 5, 11, 12])
+def test_fetch_names_the_aborted_transactions(broker, raw, version):
+    c = Coordinator(broker)
+    connection = raw()
+    first = c.write(1, "a")
+    assert fetch(connection, 0, version).last_stable_offset == first
+    assert fetch(connection, 0, version).aborted_transactions == []
+    marker = c.end(1, commit=False)
+    c.write(2, "b")
+    got = fetch(connection, 0, version)
+    assert (got.last_stable_offset, got.high_watermark) == (marker + 1, marker + 2)
+    assert [(a.producer_id, a.first_offset) for a in got.aborted_transactions] == [(1, first)]
+    assert fetch(connection, 0, version, committed=False).aborted_transactions is None
+    assert fetch(connection, marker + 1, version).aborted_transactions == []
+    latest = build(
+        p.ListOffsetsRequest,
+        isolation_level=1,
+        topics=[{"name": "t", "partitions": [{"partition_index": 0, "timestamp": -1}]}],
+    )
+    (topic,) = connection.call(latest, version=4).topics
+    assert topic.partitions[0].offset == marker + 1
+
+
+def test_many_aborted_transactions_are_told_as_far_as_is_read(broker, raw):
+    c = Coordinator(broker)
+    for _ in range(40):
+        c.write(1, "x" * 100)
+        c.end(1, commit=False)
+    connection = raw()
+    whole = fetch(connection, 0)
+    assert len(whole.aborted_transactions) == 40
+    one = {"partition": 0, "fetch_offset": 0, "partition_max_bytes": 500}
+    request = build(
+        p.FetchRequest,
+        min_bytes=1,
+        max_bytes=1 << 20,
+        isolation_level=1,
+        session_epoch=-1,
+        topics=[{"topic": "t", "partitions": [one]}],
+    )
+    (topic,) = connection.call(request, version=11).responses
+    assert 1 <= len(topic.partitions[0].aborted_transactions) < 5
+
+
+def test_a_fetch_of_committed_records_hears_of_a_marker(broker, raw):
+    c = Coordinator(broker)
+    c.write(1, "a")
+    connection = raw()
+    waits = broker.statistics()["broker_fetch_waits"]
+    marker = threading.Thread(target=_end_later, args=(broker, c, waits))
+    marker.start()
+    began = time.monotonic()
+    got = fetch(connection, 0, wait_ms=30_000)
+    assert time.monotonic() - began < 20
+    assert got.last_stable_offset == 2 and got.aborted_transactions == []
+    marker.join(10)
+
+
+def _end_later(broker, coordinator, waits):
+    wait_until(lambda: broker.statistics()["broker_fetch_waits"] > waits)
+    coordinator.end(1, commit=True)
+
+
+def test_describe_producers(broker, raw):
+    c = Coordinator(broker)
+    c.write(1, "a")
+    c.write(2, "b")
+    c.end(2, commit=True)
+    request = build(p.DescribeProducersRequest, topics=[{"name": "t", "partition_indexes": [0, 7]}])
+    (topic,) = raw().call(request, version=0).topics
+    here, nowhere = topic.partitions
+    assert nowhere.error_code == 3
+    assert [
+        (x.producer_id, x.producer_epoch, x.last_sequence, x.current_txn_start_offset)
+        for x in here.active_producers
+    ] == [(1, 0, 0, 0), (2, 0, 0, -1)]
+
+
+@pytest.mark.parametrize("transport", ["auto", "tcp"])
+def test_our_own_consumer_sees_committed_records_only(broker, transport):
+    c = Coordinator(broker)
+    c.write(1, "a")
+    c.write(2, "b")
+    c.end(1, commit=False)
+    c.write(1, "c")
+    c.end(1, commit=True)
+    c.write(1, "d")
+    c.end(1, commit=False)
+    c.end(2, commit=True)
+    c.write(3, "plain", transactional=False)
+    settings = {
+        "bootstrap.servers": broker.bootstrap_servers,
+        "transport": transport,
+        "auto.offset.reset": "earliest",
+    }
+    for isolation, expected in (
+        ("read_committed", ["b", "c", "plain"]),
+        ("read_uncommitted", ["a", "b", "c", "d", "plain"]),
+    ):
+        with kdirect.Consumer({**settings, "isolation.level": isolation}) as consumer:
+            consumer.assign({TP: 0})
+            got = []
+            while len(got) < len(expected):
+                message = consumer.poll(5)
+                assert message is not None, got
+                got.append(message.value().decode())
+            assert got == expected and consumer.poll(0.2) is None
