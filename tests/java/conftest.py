@@ -182,20 +182,25 @@ def tool(broker_jars: list[Path], broker: Any) -> Callable[..., str]:
     """``tool(class, *arguments)``: run one of Kafka's command-line tools against the broker; what
     it printed.
 
-    A class without a package is in that of the tools."""
+    A class without a package is in that of the tools.  SERVERS in an argument becomes the address;
+    where no argument has it, it is given with --bootstrap-server."""
 
     def run(name: str, *arguments: str) -> str:
+        given = [x.replace("SERVERS", broker.bootstrap_servers) for x in arguments]
+        if given == list(arguments):
+            given = ["--bootstrap-server", broker.bootstrap_servers, *given]
         main = name if "." in name else f"org.apache.kafka.tools.{name}"
         command = [
             "java",
             "-cp",
             class_path(broker_jars),
             "-XX:TieredStopAtLevel=1",
+            "-XX:+UseSerialGC",
             "-Dlog4j2.level=off",
             main,
         ]
         done = subprocess.run(
-            [*command, "--bootstrap-server", broker.bootstrap_servers, *arguments],
+            [*command, *given],
             capture_output=True,
             text=True,
             timeout=60,
