@@ -205,7 +205,7 @@ REASONS: tuple[Reason, ...] = (
             "synonyms of a topic's property",
             "The broker has no property of that meaning.",
         )
-        for name in ("compression.*", "delete.*", "*.compaction.*", "min.cleanable.*")
+        for name in ("compression.*",)
     ),
     Reason(
         "DescribeConfigs",
@@ -256,6 +256,7 @@ REASONS: tuple[Reason, ...] = (
             ("group.initial.rebalance.delay.ms", "Another default."),
             ("offsets.topic.num.partitions", "Another default."),
             ("log.preallocate", "RDMA writes need bytes that exist."),
+            ("log.cleaner.*", "The cleaner's threads and memory do not change while it runs."),
             ("remote.*", "Those of tiered storage do not change while the broker runs."),
         )
     ),

@@ -446,6 +446,8 @@ DYNAMIC_LOG = frozenset((
     "log.message.timestamp.before.max.ms", "log.message.timestamp.after.max.ms",
     "message.max.bytes", "log.local.retention.ms", "log.local.retention.bytes",
     "min.insync.replicas", "unclean.leader.election.enable", "producer.id.expiration.ms",
+    "log.cleaner.delete.retention.ms", "log.cleaner.min.cleanable.ratio",
+    "log.cleaner.min.compaction.lag.ms", "log.cleaner.max.compaction.lag.ms",
 ))
 
 CLIENT = Options("Client settings", (

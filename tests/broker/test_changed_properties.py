@@ -77,6 +77,17 @@ def test_the_nearest_value_counts_and_comes_back(tmp_path, raw):
         assert partition.config.retention_ms == 5000
 
 
+def test_the_cleaners_limits_change_with_the_others(broker, raw):
+    kdirect.connect(broker.bootstrap_servers).admin.create_topic(
+        "t", 1, configs={"cleanup.policy": "compact"}
+    )
+    connection = raw()
+    assert alter(connection, BROKER, "1", ("log.cleaner.min.cleanable.ratio", "0.25")) == 0
+    assert described(connection, 2, "t")["min.cleanable.dirty.ratio"] == ("0.25", DYNAMIC)
+    (partition,) = broker.server.logs.partitions.values()
+    assert partition.config.min_cleanable_ratio == 0.25
+
+
 def test_a_smaller_limit_holds_for_the_next_batch(broker, raw):
     """By a stock client, for a topic that is there and for one that comes later; a topic's own
     property goes before it."""
