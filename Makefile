@@ -138,6 +138,12 @@ txn-schedules: install ## Run seeded schedules of transactions and their coordin
 	PYTHONPATH=$(CURDIR) $(BIN)/python -m tests.broker.transaction_schedules --cores \
 		--first $(or $(SEED),0) --schedules $(or $(COUNT),20000)
 
+.PHONY: txn-kills
+txn-kills: install ## Kill the broker and a client that consumes, transforms and produces in
+## transactions (five seconds each); COUNT=200, SEED=the first one
+	PYTHONSAFEPATH=1 KDIRECT_ROUNDS=$(or $(COUNT),200) KDIRECT_SEED=$(or $(SEED),0) \
+		$(BIN)/pytest tests/client/test_txn_kills.py $(ARGS)
+
 .PHONY: tier-schedules
 tier-schedules: install ## Run seeded schedules of a tiered partition: copies, deaths, retention;
 ## COUNT=20000, SEED=the first one

@@ -12,13 +12,6 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
 import kdirect
-from kdirect.broker import handlers_coordinators
-
-
-@pytest.fixture(autouse=True)
-def whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Transactions before they are told of."""
-    monkeypatch.setattr(handlers_coordinators, "TRANSACTIONS_ARE_WHOLE", True)
 
 
 @pytest.fixture
@@ -78,6 +71,22 @@ def write(made: Any, name: bytes, count: int = 4) -> list[bytes]:
     return sent
 
 
+def test_what_is_committed_is_read_and_what_is_aborted_is_not(broker: Any) -> None:
+    made = producer(broker, "a")
+    made.begin_transaction()
+    first = write(made, b"first")
+    made.commit_transaction(10)
+    made.begin_transaction()
+    second = write(made, b"second")
+    made.flush(10)
+    made.abort_transaction(10)
+    made.begin_transaction()
+    third = write(made, b"third")
+    made.commit_transaction(10)
+    assert values(broker, "out") == sorted(first + third)
+    assert values(broker, "out", "read_uncommitted") == sorted(first + second + third)
+
+
 def test_an_open_transaction_is_not_read(broker: Any) -> None:
     made = producer(broker, "a")
     made.begin_transaction()
@@ -89,6 +98,42 @@ def test_an_open_transaction_is_not_read(broker: Any) -> None:
     assert values(broker, "out") == []
     made.commit_transaction(10)
     assert values(broker, "out") == sorted([*sent, b"plain"])
+
+
+def test_a_new_producer_fences_the_one_before(broker: Any) -> None:
+    old = producer(broker, "a")
+    old.begin_transaction()
+    write(old, b"old")
+    old.flush(10)
+    new = producer(broker, "a")
+    new.begin_transaction()
+    sent = write(new, b"new")
+    new.commit_transaction(10)
+    with pytest.raises(ck.KafkaException) as caught:
+        old.commit_transaction(10)
+    assert caught.value.args[0].fatal()
+    assert values(broker, "out") == sorted(sent)
+
+
+def test_a_transaction_that_takes_too_long_is_aborted(broker: Any) -> None:
+    made = producer(broker, "a", **{"transaction.timeout.ms": 1000})
+    made.begin_transaction()
+    write(made, b"late")
+    made.flush(10)
+    deadline = time.monotonic() + 10
+    while values(broker, "out", "read_uncommitted") and time.monotonic() < deadline:
+        admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers})
+        at = ck.TopicPartition("out", 0)
+        found = admin.list_offsets(
+            {at: ck.admin.OffsetSpec.latest()},
+            isolation_level=ck.IsolationLevel.READ_COMMITTED,
+        )[at].result(10)
+        if found.offset:
+            break
+        time.sleep(0.1)
+    with pytest.raises(ck.KafkaException):
+        made.commit_transaction(10)
+    assert values(broker, "out") == []
 
 
 def test_offsets_are_committed_with_the_transaction(broker: Any) -> None:
@@ -128,6 +173,7 @@ def test_offsets_are_committed_with_the_transaction(broker: Any) -> None:
         assert consumer.committed(where, 10)[0].offset == 10
     finally:
         consumer.close()
+    assert values(broker, "out") == [b"committed"]
 
 
 def test_a_broker_that_is_started_again_goes_on(tmp_path: Any) -> None:

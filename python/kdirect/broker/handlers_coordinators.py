@@ -19,8 +19,6 @@ from kdirect.format.error_codes import ErrorCode
 
 GROUP_KEY = 0
 TRANSACTION_KEY = 1
-# Not before Fetch tells readers what was aborted: nobody is to read that as if it were committed.
-TRANSACTIONS_ARE_WHOLE = False
 _WHAT = {GROUP_KEY: "group", TRANSACTION_KEY: "transactional id"}
 
 
@@ -57,9 +55,6 @@ class CoordinatorHandlers:
         if key_type not in self._partitions:
             why = "this broker coordinates consumer groups and transactions"
             return _no_coordinator(key, ErrorCode.INVALID_REQUEST, why)
-        if key_type == TRANSACTION_KEY and not TRANSACTIONS_ARE_WHOLE:
-            why = "transactions are not available"
-            return _no_coordinator(key, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, why)
         node = self._coordinator_of(key_type, key, own, listener)
         if node is None:
             return _no_coordinator(
