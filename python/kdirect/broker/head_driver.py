@@ -653,7 +653,7 @@ class HeadDriver:
         access.broker_requests[reserved.order] = item
         try:
             answers = access.engine.worker.submit_broker_request(
-                access.requests, reserved.order, item.data, item.checked
+                access.requests, reserved.order, item.data, item.checked, item.is_marker
             )
         except AccessDeniedError:
             del access.broker_requests[reserved.order]

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from kdirect.broker.coordinator_partition import State
+from kdirect.broker.handlers_enter import EnterHandlers
 from kdirect.broker.handlers_groups import GroupHandlers
 from kdirect.broker.handlers_transactions import TransactionHandlers
 from kdirect.broker.handlers_txn_offsets import TxnOffsetHandlers
@@ -44,7 +45,11 @@ class TransactionRooms:
             services, self.coordinator, markers, take_id, self._group_partition
         )
         self.checks = TransactionChecks(services, handlers, peers)
-        self.rooms: list[Any] = [handlers, TxnOffsetHandlers(services, groups, self.checks)]
+        self.rooms: list[Any] = [
+            handlers,
+            TxnOffsetHandlers(services, groups, self.checks),
+            EnterHandlers(services, self.checks),
+        ]
 
     async def _group_partition(self, group: str) -> TopicPartition:
         """The partition that keeps a group's offsets.  CoordinatorError: there is none yet."""

@@ -27,12 +27,15 @@ from kdirect.client.direct_write import (
 )
 from kdirect.client.idempotence import ProducerIdentity
 from kdirect.client.partition_writer import Returned
+from kdirect.client.transaction import Transaction
+from kdirect.client.transaction_entry import enter_transaction
 from kdirect.errors import (
     AccessDeniedError,
     BrokerUnavailableError,
     ClosedError,
     DeliveryError,
     KdirectError,
+    NotLeaderError,
     QueuePairError,
     TimedOutError,
 )
@@ -109,8 +112,11 @@ class DirectAppender:
         outcomes: list[Any],
         mode: int,
         timeout_ms: float | None,
+        transaction: Transaction | None = None,
     ) -> None:
         self.tp = tp
+        self._transaction = transaction
+        self._entered = -1  # the number of the transaction that the leader was told of
         self.link = link
         self.channel, self.router = link.open(tp)
         self.next_asked: Pending | None = None  # the request for the file after the present one
@@ -153,6 +159,12 @@ class DirectAppender:
         taken."""
         if len(data) > self._max_request_bytes:
             self._refuse_too_large(len(data))
+        if not self.entered:
+            try:
+                if not self._enter_transaction(deadline):
+                    return Sending.FULL
+            except (NotLeaderError, ClosedError, BrokerUnavailableError):
+                return Sending.ENDED
         while True:
             code = self.writer.try_batches(data, records, tag)
             if code == SENT:
@@ -167,6 +179,23 @@ class DirectAppender:
                 return Sending.FULL
             except (AccessDeniedError, QueuePairError, ClosedError, BrokerUnavailableError):
                 return Sending.ENDED
+
+    @property
+    def entered(self) -> bool:
+        """Does the leader take batches of the present transaction, if there is one?"""
+        return self._transaction is None or self._transaction.number == self._entered
+
+    def _enter_transaction(self, deadline: float) -> bool:
+        """Have the leader take batches of the transaction; False: not by the deadline."""
+        transaction = self._transaction
+        identity = self.writer.identity
+        assert transaction is not None and identity is not None
+        entered = enter_transaction(
+            self.channel.connection, transaction, self.tp, identity.next_sequence, deadline
+        )
+        if entered:
+            self._entered = transaction.number
+        return entered
 
     def _refuse_too_large(self, size: int) -> None:
         # What the broker would answer, without the way to it.

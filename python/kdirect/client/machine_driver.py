@@ -47,6 +47,7 @@ from kdirect.client.partition_writer import (
 from kdirect.client.producing_session import ProducingSession
 from kdirect.client.request_append import RequestAppender
 from kdirect.client.silent_brokers import SilentBrokers
+from kdirect.client.transaction_entry import may_enter
 from kdirect.client.written_partition import WrittenPartition
 from kdirect.errors import (
     AccessDeniedError,
@@ -91,6 +92,10 @@ class MachineDriver:
         self._rdma: dict[TopicPartition, bool] = {}  # whether the leader was reached by RDMA
         self._identities = Identities(session, settings)
         self.transaction = self._identities.transaction  # None: the producer has none
+        if self.transaction is not None and self._mode == layout.PRODUCE_AUTO:
+            # The coordinator's markers come between the batches.  On a shared head they reserve
+            # room as any producer does.
+            self._mode = layout.PRODUCE_SHARED
         self._outcomes: list[Outcome] = []  # appenders hold this very list
         self._retired = Counter[str]()  # what appenders that have ended had counted
         self._silent = SilentBrokers(session.environment, session.cluster, self.links)
@@ -99,11 +104,12 @@ class MachineDriver:
     def has_rdma(self, tp: TopicPartition) -> bool:
         """Is there RDMA to the leader of `tp`?  While nobody knows the leader, what was so before
         holds: to ask a broker that is away would wait for it."""
-        if self.transaction is not None:
-            return False
         known = self._rdma.get(tp)
         if known is None or self.session.cluster.leader_address_at_hand(tp) is not None:
-            known = self._rdma[tp] = self.session.transport_to(tp) != "tcp"
+            known = self.session.transport_to(tp) != "tcp"
+            if known and self.transaction is not None:
+                known = may_enter(self.session.cluster.connection_for(tp))
+            self._rdma[tp] = known
         return known
 
     # -- effects -----------------------------------------------------------------------------------
@@ -267,6 +273,7 @@ class MachineDriver:
                     self._outcomes,
                     self._mode,
                     timeout_ms,
+                    self.transaction,
                 )
             except AccessDeniedError as e:
                 if not (e.held and self._mode == layout.PRODUCE_EXCLUSIVE):

@@ -120,7 +120,7 @@ class ProduceDriver(MachineDriver):
             appender = self._direct[tp]
         except KeyError:
             appender = self._open_direct_way(tp)
-        if appender is None:
+        if appender is None or (self.transaction is not None and not appender.entered):
             return False
         writer = appender.writer
         while (code := writer.try_record(value, key, timestamp_ms, tag)) != SENT:
@@ -148,7 +148,7 @@ class ProduceDriver(MachineDriver):
         holds a lock: the record's offset.  NOT_TAKEN: use `send`.  UNANSWERED: it was sent, and
         `tag_last` must say before any other call under which tag its outcome is told."""
         appender = self._direct.get(tp) or self._open_direct_way(tp)
-        if appender is None:
+        if appender is None or (self.transaction is not None and not appender.entered):
             return NOT_TAKEN
         writer = appender.writer
         if writer.in_flight:

@@ -241,6 +241,14 @@ class LocateRecordsResponse(ApiMessage, load_json=kdirect.format.messages):
     pass
 
 
+class EnterTransactionRequest(ApiMessage, load_json=kdirect.format.messages):
+    pass
+
+
+class EnterTransactionResponse(ApiMessage, load_json=kdirect.format.messages):
+    pass
+
+
 class AskControllerRequest(ApiMessage, load_json=kdirect.format.messages):
     pass
 

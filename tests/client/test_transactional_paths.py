@@ -1,0 +1,212 @@
+"""Transactions of `kdirect.Producer` with our own broker, on each path that batches can take."""
+
+from __future__ import annotations
+
+import uuid
+
+import confluent_kafka
+import pytest
+
+import kdirect
+from kdirect import (
+    ConfigError,
+    DeliveryError,
+    ProducerFencedError,
+    TopicPartition,
+    TransactionAbortableError,
+    TransactionError,
+)
+from kdirect.broker import handlers_coordinators
+from kdirect.client.transaction import GroupMetadata
+
+PATHS = {
+    "shared": ({}, "rdma"),
+    "compare-and-swap": ({"rdma.produce.atomic": "cas"}, "rdma"),
+    "write-and-send": ({"rdma.notify": "send"}, "rdma"),
+    "two-sided": ({"produce.path": "send"}, "send"),
+    "tcp": ({"transport": "tcp"}, "tcp"),
+}
+ALL = pytest.mark.parametrize("path", PATHS)
+
+
+@pytest.fixture(autouse=True)
+def whole(monkeypatch):
+    """The broker says that it coordinates transactions, whatever readers know of them yet."""
+    monkeypatch.setattr(handlers_coordinators, "TRANSACTIONS_ARE_WHOLE", True)
+
+
+@pytest.fixture
+def topic(broker):
+    name = f"t{uuid.uuid4().hex[:8]}"
+    with kdirect.connect(broker.bootstrap_servers) as session:
+        session.admin.create_topic(name, 2, configs={"max.message.bytes": "20000"})
+    return name
+
+
+def ready(broker, name, path="shared", **more):
+    settings = {
+        "bootstrap.servers": broker.bootstrap_servers,
+        "transactional.id": name,
+        **PATHS[path][0],
+    }
+    made = kdirect.Producer({**settings, **more})
+    made.init_transactions(30)
+    return made
+
+
+def read(broker, topic):
+    """All values of both partitions, in order, whether they were committed or not."""
+    settings = {"bootstrap.servers": broker.bootstrap_servers, "auto.offset.reset": "earliest"}
+    with kdirect.Consumer(settings) as reader:
+        tps = [TopicPartition(topic, p) for p in range(2)]
+        ends = {tp: reader.get_watermark_offsets(tp)[1] for tp in tps}
+        values = []
+        for tp in tps:
+            reader.assign({tp: 0})
+            while reader.position(tp) < ends[tp]:
+                message = reader.poll(1)
+                if message is None:
+                    break  # what is left are markers
+                values.append(message.value().decode())
+    return sorted(values)
+
+
+def seen_by_librdkafka(broker, topic, count):
+    """The first values that a read_committed consumer of librdkafka sees."""
+    reader = confluent_kafka.Consumer({
+        "bootstrap.servers": broker.bootstrap_servers, "group.id": uuid.uuid4().hex,
+        "auto.offset.reset": "earliest", "isolation.level": "read_committed",
+    })  # fmt: skip
+    reader.assign([confluent_kafka.TopicPartition(topic, p, 0) for p in range(2)])
+    values = []
+    try:
+        while len(values) < count:
+            message = reader.poll(20)
+            assert message is not None, f"only {values}"
+            assert message.error() is None
+            values.append(message.value().decode())
+    finally:
+        reader.close()
+    return sorted(values)
+
+
+@ALL
+@pytest.mark.parametrize("linger_ms", [0, 5])
+def test_many_transactions(broker, topic, path, linger_ms):
+    written = []
+    with ready(broker, topic, path, **{"linger.ms": linger_ms}) as made:
+        for i in range(20):
+            made.begin_transaction()
+            for k in range(7):
+                made.produce(topic, f"{i}-{k}", partition=k % 2)
+                written.append(f"{i}-{k}")
+            made.commit_transaction()
+        made.begin_transaction()
+        big = "b" * 15_000
+        offset = made.produce_sync(topic, big, partition=0)
+        made.commit_transaction()
+        statistics = made.statistics()
+    assert offset > 0
+    written.append(big)
+    assert statistics[f"{PATHS[path][1]}_records"] == len(written), "another path was taken"
+    assert seen_by_librdkafka(broker, topic, len(written)) == sorted(written)
+    assert read(broker, topic) == sorted(written)
+
+
+@ALL
+def test_offsets_are_committed_with_the_records(broker, topic, path):
+    tp, group = TopicPartition(topic, 0), GroupMetadata(f"g-{topic}")
+    settings = {"bootstrap.servers": broker.bootstrap_servers, "group.id": group.group_id}
+    with ready(broker, topic, path) as made, kdirect.Consumer(settings) as reader:
+        for turn in range(4):
+            made.begin_transaction()
+            made.produce(topic, str(turn), partition=turn % 2)
+            made.send_offsets_to_transaction({tp: 10 + turn}, group)
+            if turn % 2:
+                made.abort_transaction()
+            else:
+                made.commit_transaction()
+                made.begin_transaction()  # which finds the one before complete
+                made.produce(topic, f"after {turn}", partition=1)
+                made.commit_transaction()
+            assert reader.committed([tp]) == {tp: 10 + turn - turn % 2}
+
+
+@ALL
+def test_the_next_producer_of_a_name_fences_the_one_before(broker, topic, path):
+    old = ready(broker, topic, path)
+    old.begin_transaction()
+    old.produce(topic, "left open", partition=0)
+    old.flush()
+    new = ready(broker, topic, path)
+    old.produce(topic, "late", partition=0)
+    with pytest.raises(TransactionError):
+        old.commit_transaction()
+    with pytest.raises(ProducerFencedError):
+        old.abort_transaction()
+    new.begin_transaction()
+    new.produce(topic, "new", partition=0)
+    new.commit_transaction()
+    new.close()
+    old.close()
+    assert "new" in read(broker, topic)
+    assert "late" not in read(broker, topic)
+
+
+@ALL
+def test_a_record_that_is_refused_ends_the_transaction_and_not_the_producer(broker, topic, path):
+    failed = []
+    with ready(broker, topic, path) as made:
+        for i in range(3):
+            made.begin_transaction()
+            made.produce(topic, f"before {i}", partition=0)
+            made.produce(
+                topic, b"x" * 50_000, partition=0, on_delivery=lambda e, _: failed.append(e)
+            )
+            with pytest.raises(TransactionAbortableError):
+                made.commit_transaction()
+            made.abort_transaction()
+            made.begin_transaction()
+            made.produce(topic, f"good {i}", partition=0)
+            made.commit_transaction()
+    assert len(failed) == 3
+    assert all(isinstance(e, DeliveryError) for e in failed)
+    assert {f"good {i}" for i in range(3)} <= set(read(broker, topic))
+
+
+def test_two_producers_share_a_partition(broker, topic):
+    """Each with transactions of its own; the markers of both come between their batches."""
+    made = [ready(broker, f"{topic}-{i}") for i in range(2)]
+    plain = kdirect.Producer(
+        {"bootstrap.servers": broker.bootstrap_servers, "rdma.produce": "shared"}
+    )
+    for turn in range(10):
+        for i, one in enumerate(made):
+            one.begin_transaction()
+            one.produce(topic, f"{i}-{turn}", partition=0)
+        plain.produce(topic, f"plain-{turn}", partition=0)
+        for one in made:
+            one.commit_transaction()
+    for one in (*made, plain):
+        one.close()
+    names = ("0", "1", "plain")
+    assert read(broker, topic) == sorted(f"{n}-{turn}" for n in names for turn in range(10))
+
+
+def test_a_plain_exclusive_producer_makes_room_for_markers(broker, topic):
+    """Its head is recalled: a marker cannot come between WRITEs whose places it counts itself."""
+    settings = {"bootstrap.servers": broker.bootstrap_servers, "rdma.produce": "auto"}
+    with kdirect.Producer(settings) as plain, ready(broker, topic, "tcp") as made:
+        for turn in range(5):
+            plain.produce(topic, f"plain-{turn}", partition=0)
+            plain.flush()
+            made.begin_transaction()
+            made.produce(topic, f"mine-{turn}", partition=0)
+            made.commit_transaction()
+    assert read(broker, topic) == sorted(f"{n}-{i}" for n in ("plain", "mine") for i in range(5))
+
+
+def test_exclusive_is_refused():
+    settings = {"bootstrap.servers": "localhost:1", "transactional.id": "x"}
+    with pytest.raises(ConfigError, match="markers"):
+        kdirect.Producer({**settings, "rdma.produce": "exclusive"})
