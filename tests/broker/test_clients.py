@@ -513,24 +513,6 @@ def test_administration_by_kafka_python(broker):
     client.close()
 
 
-def test_a_transactional_producer_gets_a_clear_error_at_once(broker):
-    begin = time.monotonic()
-    with pytest.raises(
-        confluent_kafka.KafkaException, match=r"(?i)transactional"
-    ):  # no name for it, or it would connect for ever
-        confluent_producer(
-            broker.bootstrap_servers, **{"transactional.id": "tx"}
-        ).init_transactions(10)
-    python = kafka.KafkaProducer(bootstrap_servers=broker.bootstrap_servers, transactional_id="tx")
-    try:
-        with pytest.raises(kafka.errors.KafkaError, match=r"(?i)transactional"):
-            python.init_transactions()
-        assert time.monotonic() - begin < 8
-        assert broker.statistics()["broker_requests"] < 100, "nobody asks in a loop"
-    finally:
-        python.close(timeout=1)
-
-
 def test_an_unknown_topic_without_automatic_creation(broker_process):
     b = broker_process(auto_create_topics_enable=False)
     producer = confluent_producer(

@@ -145,7 +145,7 @@ class SimConnection:
         self._last_ns = 0
         self._arriving: deque[SimPending] = deque()
 
-    def submit_later(self, message: Any) -> SimPending:
+    def submit_later(self, message: Any, *, most: int | None = None) -> SimPending:
         simulation, network = self.simulation, self.simulation.network
         pending = SimPending(self)
         data = bytes(message.topic_data[0].partition_data[0].records)
