@@ -47,7 +47,7 @@ async def _late_append() -> None:
         return done
 
     services = SimpleNamespace(
-        config={"fetch.max.bytes": 1 << 20},
+        config={"fetch.max.bytes": 1 << 20, "max.incremental.fetch.session.cache.slots": 8},
         membership=SimpleNamespace(metadata=SimpleNamespace(generation=0)),
         cluster=SimpleNamespace(node_id=1),
         environment=SimpleNamespace(time_ms=lambda: 0),

@@ -177,7 +177,9 @@ def test_the_cluster(java, admin, broker):
     assert java.get(admin.listPartitionReassignments().reassignments()).size() == 0
     assert java.get(admin.describeFeatures().featureMetadata()) is not None
     (state,) = java.get(admin.describeProducers([java.partition("t", 0)]).all()).values()
-    assert state.activeProducers().size() == 0
+    (producer,) = state.activeProducers()  # the one of `send`, which is idempotent by itself
+    assert (producer.producerEpoch(), producer.lastSequence()) == (0, 2)
+    assert producer.currentTransactionStartOffset().isEmpty()
     assert java.get(admin.listTransactions().all()).size() == 0
     assert (
         refused(java, admin.describeAcls(java.kafka.common.acl.AclBindingFilter.ANY).values())[0]
