@@ -41,8 +41,6 @@ REASONS: tuple[Reason, ...] = (
             (40, "ExpireDelegationToken", "There are no delegation tokens."),
             (41, "DescribeDelegationToken", "There are no delegation tokens."),
             (64, "UnregisterBroker", "A broker that has left is not registered any more."),
-            (68, "ConsumerGroupHeartbeat", "Groups are Kafka's classic ones."),
-            (69, "ConsumerGroupDescribe", "Groups are Kafka's classic ones."),
             (80, "AddRaftVoter", "There is no quorum of Raft."),
             (81, "RemoveRaftVoter", "There is no quorum of Raft."),
         )
@@ -55,9 +53,6 @@ REASONS: tuple[Reason, ...] = (
     Reason("ApiVersions", "*", "api_keys[?].max_version", "Produce and Fetch", "No topic ids."),
     Reason(
         "ApiVersions", "*", "api_keys[66].max_version", "ListTransactions", "No patterns of ids."
-    ),
-    Reason(
-        "ApiVersions", "*", "*_features[group.version]", "features", "Groups are the classic ones."
     ),
     Reason("ApiVersions", "*", "*_features[kraft.version]", "features", "KRaft is not spoken."),
     Reason("ApiVersions", "*", "*_features[share.version]", "features", "No share groups."),
@@ -250,6 +245,10 @@ REASONS: tuple[Reason, ...] = (
             ("log.dirs", "The directories of the two brokers."),
             ("log.flush.scheduler.interval.ms", "Another default."),
             ("offsets.topic.segment.bytes", "Another default."),
+            ("transaction.state.log.segment.bytes", "Another default."),
+            ("transaction.state.log.replication.factor", "Kafka is given 1 in its file."),
+            ("transaction.partition.verification.enable", "It cannot be switched off."),
+            ("group.coordinator.rebalance.protocols", "There are no streams groups."),
             ("queued.max.request.bytes", "The default bounds memory."),
             ("socket.listen.backlog.size", "Another default."),
             ("log.segment.bytes", "Another default."),

@@ -64,6 +64,12 @@ _TYPES = {
 _STRING, _SHORT, _LIST = 2, 4, 7
 _KAFKAS_TYPES = {
     "advertised.listeners": _STRING,
+    "group.consumer.heartbeat.interval.ms": _INT,
+    "group.consumer.max.heartbeat.interval.ms": _INT,
+    "group.consumer.max.session.timeout.ms": _INT,
+    "group.consumer.min.heartbeat.interval.ms": _INT,
+    "group.consumer.min.session.timeout.ms": _INT,
+    "group.consumer.session.timeout.ms": _INT,
     "group.initial.rebalance.delay.ms": _INT,
     "group.max.session.timeout.ms": _INT,
     "group.min.session.timeout.ms": _INT,
@@ -75,6 +81,10 @@ _KAFKAS_TYPES = {
     "offsets.topic.replication.factor": _SHORT,
     "producer.id.expiration.ms": _INT,
     "remote.fetch.max.wait.ms": _INT,
+    "transaction.abort.timed.out.transaction.cleanup.interval.ms": _INT,
+    "transaction.remove.expired.transaction.cleanup.interval.ms": _INT,
+    "transaction.state.log.replication.factor": _SHORT,
+    "transactional.id.expiration.ms": _INT,
 }
 
 
