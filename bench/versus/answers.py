@@ -271,6 +271,7 @@ def table(by_reason: Mapping[Reason, list[Difference]]) -> str:
         apis = ", ".join(dict.fromkeys(d.api for d in these))
         values = [{d.kafka for d in these}, {d.kdirect for d in these}]
         shown = [v.pop() if len(v) == 1 else "various" for v in values]
+        shown = ["a directory" if "/" in v else v for v in shown]  # another one in each run
         cells = [apis, reason.where, *shown, reason.why]
         rows.append("| " + " | ".join(c.replace("|", "\\|") for c in cells) + " |")
     return "\n".join(rows)
