@@ -16,7 +16,6 @@ from kdirect import (
     TransactionAbortableError,
     TransactionError,
 )
-from kdirect.broker import handlers_coordinators
 from kdirect.client.transaction import GroupMetadata
 
 PATHS = {
@@ -27,12 +26,6 @@ PATHS = {
     "tcp": ({"transport": "tcp"}, "tcp"),
 }
 ALL = pytest.mark.parametrize("path", PATHS)
-
-
-@pytest.fixture(autouse=True)
-def whole(monkeypatch):
-    """The broker says that it coordinates transactions, whatever readers know of them yet."""
-    monkeypatch.setattr(handlers_coordinators, "TRANSACTIONS_ARE_WHOLE", True)
 
 
 @pytest.fixture
@@ -111,6 +104,56 @@ def test_many_transactions(broker, topic, path, linger_ms):
     assert statistics[f"{PATHS[path][1]}_records"] == len(written), "another path was taken"
     assert seen_by_librdkafka(broker, topic, len(written)) == sorted(written)
     assert read(broker, topic) == sorted(written)
+
+
+def seen(broker, topic, settings, offset):
+    """What our reader of committed records sees of partition 0 from an offset on."""
+    tp = TopicPartition(topic, 0)
+    base = {"bootstrap.servers": broker.bootstrap_servers, "isolation.level": "read_committed"}
+    with kdirect.Consumer({**base, **settings}) as reader:
+        end = reader.get_watermark_offsets(tp)[1]
+        reader.assign({tp: offset})
+        values = []
+        while reader.position(tp) < end:
+            message = reader.poll(0.5)
+            if message is None:
+                break  # what is left are markers, or aborted
+            values.append((message.offset(), message.value().decode()))
+    return values
+
+
+@ALL
+def test_what_is_aborted_is_seen_by_no_reader_of_committed_records(broker, topic, path):
+    """Aborted and committed transactions of two producers, batch between batch, and plain
+    records."""
+    made = [ready(broker, f"{topic}-{i}", path) for i in range(2)]
+    plain = kdirect.Producer({"bootstrap.servers": broker.bootstrap_servers, "transport": "tcp"})
+    expected = []
+    for turn in range(8):
+        for one in made:
+            one.begin_transaction()
+        for k in range(3):
+            for i, one in enumerate(made):
+                commits = (turn + i) % 3 > 0
+                text = f"{turn}-{i}-{k} {'committed' if commits else 'aborted'}"
+                offset = one.produce_sync(topic, text, partition=0)
+                if commits:
+                    expected.append((offset, text))
+        text = f"plain {turn}"
+        expected.append((plain.produce_sync(topic, text, partition=0), text))
+        for i, one in enumerate(made):
+            if (turn + i) % 3:
+                one.commit_transaction()
+            else:
+                one.abort_transaction()
+    for one in (*made, plain):
+        one.close()
+    texts = sorted(text for _, text in expected)
+    assert seen_by_librdkafka(broker, topic, len(texts)) == texts
+    for settings in ({"transport": "shm"}, {"transport": "tcp"}, {"transport": "auto"}):
+        for offset in (0, expected[3][0], expected[20][0] + 1):
+            wanted = [one for one in expected if one[0] >= offset]
+            assert seen(broker, topic, settings, offset) == wanted, settings
 
 
 @ALL
