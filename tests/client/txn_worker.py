@@ -42,10 +42,12 @@ def work(servers: str, most: int) -> None:
             continue
         producer.begin_transaction()
         try:
+            last = got[-1].offset()
             for message in got:
                 for partition in (0, 1):
-                    producer.produce("out", message.value(), partition=partition)
-            where = [ck.TopicPartition("in", 0, got[-1].offset() + 1)]
+                    data = b"%d %d" % (message.offset(), last)  # as `tests.client.whole`
+                    producer.produce("out", data, partition=partition)
+            where = [ck.TopicPartition("in", 0, last + 1)]
             metadata = consumer.consumer_group_metadata()
             producer.send_offsets_to_transaction(where, metadata, 20)
             producer.commit_transaction(20)
