@@ -135,8 +135,8 @@ class Cluster:
     mapping `properties` under their own names.
 
     Unless given, offsets.topic.replication.factor, transaction.state.log.replication.factor and
-    default.replication.factor are the number of brokers, at most 3; min.insync.replicas is 2 with
-    three brokers or more.
+    default.replication.factor are the number of brokers, at most 3; min.insync.replicas and
+    transaction.state.log.min.isr are 2 with three brokers or more.
 
     A broker that was stopped or killed keeps its directory and its address, and `start` brings it
     back.  Use it from one thread.
@@ -165,6 +165,7 @@ class Cluster:
             "offsets.topic.replication.factor": min(3, brokers),
             "transaction.state.log.replication.factor": min(3, brokers),
             "default.replication.factor": min(3, brokers),
+            "transaction.state.log.min.isr": 2 if brokers >= 3 else 1,
             "min.insync.replicas": 2 if brokers >= 3 else 1,
             # The last brokers of a cluster that stops have nobody to hand over to.
             "controlled.shutdown.retry.backoff.ms": 500,

@@ -24,6 +24,10 @@ TRANSACTION_BROKER_ROWS = (
            "Replicas of __transaction_state. In a cluster no transaction can begin before so many "
            "brokers are there. Without zookeeper.connect there is one replica, whatever is given.",
            low=1, high=32767),
+    Option("transaction.state.log.min.isr", "int", 2,
+           "min.insync.replicas of __transaction_state, when the topic is created. With fewer in "
+           "sync no transaction begins or ends. Without zookeeper.connect there is one replica, "
+           "whatever is given.", low=1, high=32767),
     Option("transaction.state.log.segment.bytes", "bytes", 4 << 20,
            "Segment size of __transaction_state. The broker rewrites the topic once it has grown "
            "to several times the size of its live records. Kafka's default is 100 MiB.",

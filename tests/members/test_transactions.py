@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 import confluent_kafka as ck
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic
 
 import kdirect
 from kdirect.format.group_records import partition_of
@@ -24,7 +24,13 @@ PROPERTIES = {
 def committed(servers: str, count: int) -> list[bytes]:
     """What readers of committed records see, once there are so many, or after 20 s."""
     consumer = ck.Consumer(
-        {"bootstrap.servers": servers, "group.id": "none", "isolation.level": "read_committed"}
+        {
+            "bootstrap.servers": servers,
+            "group.id": "none",
+            "isolation.level": "read_committed",
+            # Nothing is committed at the end: with a broker less, no topic for it can be created.
+            "enable.auto.commit": False,
+        }
     )
     try:
         consumer.assign([ck.TopicPartition("out", i, 0) for i in range(3)])
@@ -53,6 +59,9 @@ def test_a_transaction_outlives_its_coordinator() -> None:
         admin.create_topics([NewTopic("out", 3, 3)])["out"].result(20)
         made = ck.Producer({"bootstrap.servers": servers, "transactional.id": "a"})
         made.init_transactions(40)
+        resource = ConfigResource(ConfigResource.Type.TOPIC, "__transaction_state")
+        described = admin.describe_configs([resource])[resource].result(20)
+        assert described["min.insync.replicas"].value == "2"  # transaction.state.log.min.isr
         sent = []
         for turn in range(3):
             made.begin_transaction()

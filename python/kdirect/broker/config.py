@@ -26,7 +26,7 @@ _IGNORED = """
     controller.listener.names listener.security.protocol.map inter.broker.listener.name
     security.inter.broker.protocol num.network.threads num.io.threads background.threads
     num.recovery.threads.per.data.dir socket.send.buffer.bytes socket.receive.buffer.bytes
-    zookeeper.set.acl transaction.state.log.min.isr
+    zookeeper.set.acl
     share.coordinator.state.topic.replication.factor share.coordinator.state.topic.min.isr
     metadata.log.dir authorizer.class.name
     super.users allow.everyone.if.no.acl.found compression.type inter.broker.protocol.version

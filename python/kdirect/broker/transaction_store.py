@@ -73,6 +73,7 @@ class TransactionStore:
         )
         self._table = TransactionTable()
         self._count = config["transaction.state.log.num.partitions"]
+        self._min_in_sync = config["transaction.state.log.min.isr"]
 
     def join_cluster(self, replication: StateReplication) -> None:
         """From now on changes are committed by replicas.  Before anything is loaded."""
@@ -80,8 +81,8 @@ class TransactionStore:
 
     @property
     def topic_configs(self) -> Mapping[str, str]:
-        """Properties of the topic, for whoever creates it."""
-        return self._state.configs
+        """Properties of the topic, for whoever creates it in a cluster."""
+        return {**self._state.configs, "min.insync.replicas": str(self._min_in_sync)}
 
     def create_topic(self) -> Topic:
         """``__transaction_state``, created when it is first asked for.  File work."""
