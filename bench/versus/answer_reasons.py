@@ -51,9 +51,6 @@ REASONS: tuple[Reason, ...] = (
     ),
     Reason("ApiVersions", "*", "api_keys[320*]", "kdirect's own APIs", "They lead to RDMA."),
     Reason("ApiVersions", "*", "api_keys[?].max_version", "Produce and Fetch", "No topic ids."),
-    Reason(
-        "ApiVersions", "*", "api_keys[66].max_version", "ListTransactions", "No patterns of ids."
-    ),
     Reason("ApiVersions", "*", "*_features[kraft.version]", "features", "KRaft is not spoken."),
     Reason("ApiVersions", "*", "*_features[share.version]", "features", "No share groups."),
     Reason(

@@ -232,7 +232,7 @@ def one_record(topic: str = "plain") -> Any:
     return build(p.ProduceRequest, transactional_id=None, acks=-1, timeout_ms=1000, topic_data=data)
 
 
-@pytest.mark.parametrize("version", [3, 8, 9])
+@pytest.mark.parametrize("version", [3, 8, 9, 12])
 def test_a_hostile_frame_is_refused_as_by_the_general_handlers(
     brokers: list[kdirect.Broker], seed: int, version: int
 ) -> None:

@@ -92,6 +92,13 @@ def test_every_truncation_is_declared(api, seed):
             schema.decode(api.request, version, memoryview(data[:cut]))
 
 
+def test_two_apis_with_one_key_are_refused():
+    found = p.API_NAMES["Fetch"]
+    assert p.by_key([found, p.API_NAMES["Produce"]])[found.key] is found
+    with pytest.raises(ValueError, match="Fetch and Other both have the key 1"):
+        p.by_key([found, found._replace(name="Other")])
+
+
 def test_the_documented_versions_are_those_served():
     text = (Path(__file__).resolve().parents[2] / "docs" / "broker.md").read_text()
     rows = re.findall(r"^\| (\w+) \| (\d+) \| (\d+)(?:-(\d+))? \|$", text, re.M)

@@ -13,6 +13,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
+from kdirect.broker import topic_patterns
 from kdirect.broker.answers import Answer, later, respond
 from kdirect.broker.connection import Connection
 from kdirect.broker.failures import explain
@@ -309,11 +310,17 @@ class TransactionHandlers:
     def list_transactions(
         self, connection: Connection, header: p.RequestHeader, request: Any
     ) -> Answer:
+        pattern = (request.transactional_id_pattern or "") if header.api_version >= 2 else ""
+        code = ErrorCode.NONE
         if self._coordinator.partitions.loading:
+            code = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+        elif pattern and topic_patterns.problem(pattern):
+            code = ErrorCode.INVALID_REGULAR_EXPRESSION
+        if code:
             return respond(
                 header,
                 p.ListTransactionsResponse,
-                error_code=ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+                error_code=code,
                 unknown_state_filters=[],
                 transaction_states=[],
             )
@@ -321,14 +328,17 @@ class TransactionHandlers:
         wanted, ids = set(request.state_filters), set(request.producer_id_filters)
         longer_than = request.duration_filter if header.api_version >= 1 else -1
         now = self._environment.time_ms()
+        entries = self._machine.entries
+        names = topic_patterns.matching(pattern, entries) if pattern else entries
         rows = [
             {
                 "transactional_id": name,
                 "producer_id": entry.record.producer_id,
                 "transaction_state": entry.record.state.text,
             }
-            for name, entry in self._machine.entries.items()
+            for name, entry in entries.items()
             if entry.record is not None
+            and name in names
             and (not ids or entry.record.producer_id in ids)
             and (not wanted or entry.record.state.text in wanted)
             and (longer_than < 0 or now - entry.record.start_ms > longer_than)

@@ -21,7 +21,7 @@ from kdirect.log.results cimport to_python
 
 cdef enum:
     LEAST_VERSION = 3          # the first that carries record batches v2
-    HIGHEST_VERSION = 10
+    HIGHEST_VERSION = 12        # the last that names topics
     FIXED_BYTES = 96           # of an answer, without the topic's name
 
 

@@ -19,6 +19,7 @@ Traps of the library, which this file and ``kdirect.format.schema`` avoid:
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from kafka.protocol import admin as _admin
@@ -354,17 +355,15 @@ class Api(NamedTuple):
 
 
 # The highest version of each API that we speak, where it is not the highest that the schemas know:
-# OffsetCommit/OffsetFetch up to the last that names topics (later ones use topic ids),
-# Produce up to the last before the transaction protocol of KIP-890, ListOffsets up to the last
-# without tiered-storage sentinels of KIP-1023, InitProducerId and DescribeLogDirs up to Kafka
-# 4.1's.
+# Produce, OffsetCommit and OffsetFetch up to the last that names topics (later ones use topic ids),
+# ListOffsets up to the last without tiered-storage sentinels of KIP-1023, WriteTxnMarkers,
+# InitProducerId and DescribeLogDirs up to Kafka 4.1's.
 _HIGHEST = {
     "Produce": 12,
     "ListOffsets": 10,
     "OffsetCommit": 9,
     "OffsetFetch": 9,
     "WriteTxnMarkers": 1,
-    "ListTransactions": 1,
     "InitProducerId": 5,
     "DescribeLogDirs": 4,
 }
@@ -387,14 +386,21 @@ def _api(request: Any, response: Any) -> Api:
     )
 
 
-APIS: dict[int, Api] = {
-    api.key: api
-    for api in (
-        _api(value, globals()[name.removesuffix("Request") + "Response"])
-        for name, value in list(globals().items())
-        if name.endswith("Request") and isinstance(value, type) and value is not ApiMessage
-    )
-}
+def by_key(apis: Iterable[Api]) -> dict[int, Api]:
+    """APIs by their keys.  ValueError: two of them have the same one."""
+    found: dict[int, Api] = {}
+    for api in apis:
+        other = found.setdefault(api.key, api)
+        if other is not api:
+            raise ValueError(f"{other.name} and {api.name} both have the key {api.key}")
+    return found
+
+
+APIS: dict[int, Api] = by_key(
+    _api(value, globals()[name.removesuffix("Request") + "Response"])
+    for name, value in list(globals().items())
+    if name.endswith("Request") and isinstance(value, type) and value is not ApiMessage
+)
 API_NAMES: dict[str, Api] = {api.name: api for api in APIS.values()}
 
 API_VERSIONS = ApiVersionsRequest.API_KEY
