@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import uuid
+from pathlib import Path
 
 import confluent_kafka
 import pytest
@@ -253,3 +256,12 @@ def test_exclusive_is_refused():
     settings = {"bootstrap.servers": "localhost:1", "transactional.id": "x"}
     with pytest.raises(ConfigError, match="markers"):
         kdirect.Producer({**settings, "rdma.produce": "exclusive"})
+
+
+def test_the_example_runs_to_its_end():
+    example = Path(__file__).resolve().parents[2] / "examples/exactly_once.py"
+    run = subprocess.run(
+        [sys.executable, str(example)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert run.stdout == "10 transactions committed, 4 aborted, written over shared\n"

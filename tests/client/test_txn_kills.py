@@ -22,7 +22,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from tests.client.whole import seen_whole
 from tests.support import BrokerProcess
 
-ROUNDS = int(os.environ.get("KDIRECT_ROUNDS") or 10)
+ROUNDS = int(os.environ.get("KDIRECT_ROUNDS") or 5)
 FIRST = int(os.environ.get("KDIRECT_SEED") or 0)
 COUNT = 300
 WORKER = Path(__file__).with_name("txn_worker.py")
