@@ -11,6 +11,7 @@ import pytest
 import kdirect
 from kdirect.broker import state_topic
 from kdirect.client import connect as open_session
+from kdirect.client.transaction import GroupMetadata
 from kdirect.errors import KdirectError
 from kdirect.format import layout
 from kdirect.format import protocol as p
@@ -313,21 +314,69 @@ def test_a_commit_between_an_append_of_the_loop_and_its_table(
         assert fetched(connect(again.bootstrap_servers), "g") == {A: 9}
 
 
+@pytest.mark.parametrize("commit", [True, False])
+@pytest.mark.parametrize("when", ["before the marker", "after the marker", "in between"])
+def test_a_commit_while_a_transaction_ends(tmp_path, broker, member, monkeypatch, commit, when):
+    """The last offset in the log counts, and that is the member's, whichever way the transaction
+    ends; what it has not committed itself is the transaction's."""
+    settings = {"bootstrap.servers": broker.bootstrap_servers, "transactional.id": "x"}
+    appends, worker = broker.server.appends, broker.server.access.engines[0].worker
+    append_marker, came = appends.append_marker, []
+
+    def commit_here():
+        came.append(True)
+        member.write([(0, 9)])
+        wait_until(lambda: worker.statistics()["rdma_offset_commits"] == 2, "the commit")
+
+    def append_with_it(partition, batch, at_ms):
+        is_offsets = partition.topic_partition.topic == "__consumer_offsets"
+        if is_offsets and when == "before the marker" and not came:
+            commit_here()
+        result = append_marker(partition, batch, at_ms)
+        if is_offsets and when == "in between" and not came:
+            commit_here()
+        return result
+
+    monkeypatch.setattr(appends, "append_marker", append_with_it)
+    connection = connect(broker.bootstrap_servers)
+    assert member.commit([(1, 1)]) == 0
+    with kdirect.Producer(settings) as made:
+        made.init_transactions(10)
+        made.begin_transaction()
+        made.send_offsets_to_transaction({A: 5, B: 6}, GroupMetadata("g"), 10)
+        if commit:
+            made.commit_transaction(10)
+        else:
+            made.abort_transaction(10)
+        if when == "after the marker":
+            commit_here()
+    assert [a.error for a in member.answers()] == [0]
+    expected = {A: 9, B: 6 if commit else 1}
+    assert fetched(connection, "g") == expected
+    assert broker.statistics()["rdma_offset_commits_deferred"] == 0
+    broker.stop()
+    with kdirect.Broker(log_dirs=str(tmp_path / "log")) as again:
+        assert fetched(connect(again.bootstrap_servers), "g") == expected
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_memory_is_what_the_log_says(tmp_path, monkeypatch, seed):
-    """Two members, each with both partitions in its slot, and a client of TCP commit at once; the
-    log is rewritten under them.  Nobody loses what was acknowledged to him last, where he commits
-    alone; where several commit the last record counts, and so a restart finds what was in memory.
+    """Two members, each with three partitions in its slot, a client of TCP, and transactions of
+    which some are aborted commit at once; the log is rewritten under them.  Nobody loses what was
+    acknowledged to him last, where he commits alone; where several commit the last record counts,
+    and so a restart finds what was in memory.
     """
     monkeypatch.setattr(state_topic, "REWRITE_RECORDS", 200)
     chance = random.Random(seed)
     options = {"log_dirs": str(tmp_path / "log"), "offsets_topic_num_partitions": 2}
     with kdirect.Broker(**options) as broker:
-        create(broker, partitions=4)
+        create(broker, partitions=5)
         servers = broker.bootstrap_servers
         # Groups of one partition of __consumer_offsets.
         names = [name for name in "abcdefgh" if ord(name) % 2 == 0][:2]
         members = [SlotMember(servers, name) for name in names]
+
+        ended = TopicPartition("t", 4)  # of transactions alone
 
         def alone(key):
             return key[1].partition != 2
@@ -352,8 +401,25 @@ def test_memory_is_what_the_log_says(tmp_path, monkeypatch, seed):
                 last[member.group, tp] = i
                 if dice.random() < 0.2:
                     for key in [k for k in list(last) if k[0] == member.group and alone(k)]:
+                        if key[1] == ended:
+                            continue  # a transaction has ended before its markers are there
                         before = last[key]
                         assert fetched(connection, member.group)[key[1]] >= before
+
+        def by_transactions(dice):
+            settings = {"bootstrap.servers": servers, "transactional.id": "x"}
+            with kdirect.Producer(settings) as made:
+                made.init_transactions(10)
+                for i in range(dice.randrange(60, 90)):
+                    group = dice.choice(names)
+                    made.begin_transaction()
+                    offsets = {TopicPartition("t", 2): i, ended: i}
+                    made.send_offsets_to_transaction(offsets, GroupMetadata(group), 10)
+                    if dice.random() < 0.3:
+                        made.abort_transaction(10)
+                    else:
+                        made.commit_transaction(10)
+                        last.update({(group, tp): i for tp in offsets})
 
         def guarded(work, *arguments):
             try:
@@ -371,12 +437,19 @@ def test_memory_is_what_the_log_says(tmp_path, monkeypatch, seed):
         threads.append(
             threading.Thread(target=guarded, args=(by_tcp, random.Random(chance.random())))
         )
+        threads.append(
+            threading.Thread(target=guarded, args=(by_transactions, random.Random(seed)))
+        )
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
         assert not failures
         connection = connect(servers)
+        markers = [(name, ended) for name in names]
+        wait_until(
+            lambda: all(fetched(connection, k[0])[k[1]] == last[k] for k in markers), "the markers"
+        )
         found = {(name, tp): o for name in names for tp, o in fetched(connection, name).items()}
         assert found.keys() == last.keys()
         assert all(found[key] == last[key] for key in last if alone(key))
