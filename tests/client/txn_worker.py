@@ -10,6 +10,13 @@ import sys
 
 import confluent_kafka as ck
 
+COMMON = {
+    "reconnect.backoff.max.ms": 200,
+    # librdkafka 2.16 forgets its brokers when none is there, but not which one was the coordinator
+    # of a group: send_offsets_to_transaction may wait for a connection to it for ever.
+    "metadata.recovery.strategy": "none",
+}
+
 
 def work(servers: str, most: int) -> None:
     """Until it is killed."""
@@ -22,7 +29,7 @@ def work(servers: str, most: int) -> None:
             "isolation.level": "read_committed",
             "session.timeout.ms": 6000,
             "socket.connection.setup.timeout.ms": 2000,
-            "reconnect.backoff.max.ms": 200,
+            **COMMON,
         }
     )
     consumer.assign([ck.TopicPartition("in", 0, _committed(consumer))])
@@ -32,7 +39,7 @@ def work(servers: str, most: int) -> None:
             "transactional.id": "worker",
             "transaction.timeout.ms": 5000,
             "linger.ms": 0,
-            "reconnect.backoff.max.ms": 200,
+            **COMMON,
         }
     )
     producer.init_transactions(30)
