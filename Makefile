@@ -145,8 +145,8 @@ txn-kills: install ## Kill the broker and a client that consumes, transforms and
 		$(BIN)/pytest tests/client/test_txn_kills.py $(ARGS)
 
 .PHONY: producer-kills
-producer-kills: install ## Kill the broker and our own clients that consume, transform and produce in
-## transactions (five seconds each); COUNT=200, SEED=the first one
+producer-kills: install ## Kill the broker and our own clients in the middle of transactions
+## (eight seconds each); COUNT=200, SEED=the first one
 	PYTHONSAFEPATH=1 KDIRECT_ROUNDS=$(or $(COUNT),200) KDIRECT_SEED=$(or $(SEED),0) \
 		$(BIN)/pytest tests/client/test_producer_kills.py $(ARGS)
 
