@@ -10,7 +10,9 @@ from kdirect.client import connect
 from kdirect.format.codec import encode_records
 from kdirect.log import manager as manager_module
 from kdirect.log import recovery
+from kdirect.log.kernel_transactions import admit_transaction, begin_verification
 from kdirect.model import TopicPartition
+from tests.log.conftest import make_batch
 
 TP = TopicPartition("t", 0)
 
@@ -101,6 +103,35 @@ def test_readers_see_what_is_below_the_mark(tmp_path, monkeypatch) -> None:
                 partition.replicated(2, mark)
                 for reader in readers:
                     assert reader.read(mark) == values(mark)
+        finally:
+            for reader in readers:
+                reader.close()
+
+
+def test_an_open_transaction_stops_no_reader_of_all_records(tmp_path) -> None:
+    """It begins in a segment that is sealed before it ends: who does not ask for committed records
+    reads on in the segments after it, whether the reader came before the roll or after it."""
+    with kdirect.Broker(log_dirs=tmp_path) as broker:
+        broker.server.topics.create("t", 1, {})
+        partition = broker.server.logs.partitions[TP]
+        readers = [Reading(broker.bootstrap_servers, "shm")]
+        try:
+            append(partition, 0, 5)
+            assert readers[0].read(5) == values(5)
+            opened = make_batch(1, producer_id=7, producer_epoch=0, sequence=0, transactional=True)
+            _, ticket = begin_verification(partition.kernel, 7, 0, 0, 1)
+            assert admit_transaction(partition.kernel, 7, 0, ticket)
+            assert partition.append(opened).error == 0
+            partition.roll()
+            append(partition, 6, 9)
+            partition.roll()
+            append(partition, 9, 12)
+            readers.append(Reading(broker.bootstrap_servers, "shm"))
+            assert (partition.last_stable_offset, partition.high_watermark) == (5, 12)
+            for reader in readers:
+                got = reader.read(12)
+                assert got[:5] + got[6:] == values(5) + [b"%d" % i for i in range(6, 12)]
+                assert reader.consumer.statistics()["reads"] > 0, "it was not read by READs"
         finally:
             for reader in readers:
                 reader.close()

@@ -24,6 +24,12 @@ from kdirect.log.kernel import NO_HEAD, NO_SPACE, WRONG_POSITION, CommitKernel
 from kdirect.log.kernel_head import install_head, seal_head
 from kdirect.log.kernel_marks import advance_high_watermark
 from kdirect.log.kernel_producers import expire_producers, known_producers
+from kdirect.log.kernel_transactions import (
+    admit_transaction,
+    append_marker,
+    begin_verification,
+    marker_batch,
+)
 from tests.log.conftest import commit_at_tail
 
 CORRUPT, TOO_LARGE, LIST_TOO_LARGE, BAD_TIME, OUT_OF_ORDER, DUPLICATE, FENCED, INVALID = (
@@ -521,6 +527,30 @@ def test_group_commit_holds_the_high_watermark(batch, head) -> None:
     s = slots.read(0)
     assert (s["flags"], s["base"], s["readable"], s["high"]) == (3, 0, 3 * size, 3)
     assert h.kernel.view().mark() == (3, 0, 3)
+
+
+def test_a_sealed_segment_may_be_readable_before_it_is_stable(batch, head) -> None:
+    h = head()
+    slots = Slots(2)
+    h.kernel.attach_slot(slots.address(0), 1)
+    data = batch(producer_id=7, producer_epoch=0, sequence=0, transactional=True)
+    _, ticket = begin_verification(h.kernel, 7, 0, 0, NOW)
+    assert admit_transaction(h.kernel, 7, 0, ticket)
+    assert h.kernel.append(data, NOW).error == 0
+    assert slots.read(0)["flags"] == layout.SLOT_FLAG_ASSIGNED
+    seal_head(h.kernel)
+    assert h.kernel.attach_slot(slots.address(1), 2, 0), "it is not stable yet"
+    for i in range(2):
+        s = slots.read(i)
+        assert s["flags"] == layout.SLOT_FLAG_ASSIGNED | layout.SLOT_FLAG_READABLE
+        assert (s["readable"], s["high"], s["stable"]) == (len(data), 1, 0)
+    h.install()
+    marker = marker_batch(7, 0, 0, True, NOW)
+    assert append_marker(h.kernel, marker, NOW).error == 0
+    for i in range(2):
+        s = slots.read(i)
+        assert s["flags"] == layout.SLOT_FLAG_ASSIGNED | layout.SLOT_FLAG_SEALED
+        assert (s["readable"], s["stable"]) == (len(data), len(data))
 
 
 def test_a_torn_slot_read_is_seen(batch, head) -> None:

@@ -30,7 +30,7 @@ from kdirect.format.chain cimport (
     CHAIN_OK, chain_error, chain_t, follow_batches, is_dense, start_chain)
 from kdirect.format.layout cimport (
     BATCH_HEADER_BYTES, BATCH_LENGTH_PREFIX_BYTES, SLOT_FLAG_ASSIGNED, SLOT_FLAG_REVOKED,
-    SLOT_FLAG_SEALED)
+    SLOT_FLAG_READABLE, SLOT_FLAG_SEALED)
 from kdirect.rdma.contract cimport WC_SUCCESS, MemoryRegion, RemoteView
 
 from kdirect.errors import CorruptBatchError, ProtocolError
@@ -251,6 +251,7 @@ cdef class FileStream:
         cdef slot_t s
         cdef int64_t limit
         cdef bint moved
+        cdef int ended
         slots.c_check(index)
         if not slots.c_is_news(index, 0):
             return False
@@ -260,15 +261,16 @@ cdef class FileStream:
             self.revoked = True
             return True
         self.revoked = (s.flags & SLOT_FLAG_REVOKED) != 0
-        moved = (self.high_watermark != s.high_watermark or (s.flags & SLOT_FLAG_SEALED) != 0
-                 or self.revoked)
+        ended = SLOT_FLAG_SEALED if committed_only else SLOT_FLAG_SEALED | SLOT_FLAG_READABLE
+        moved = (self.high_watermark != s.high_watermark or (s.flags & ended) != 0
+                 or self.revoked or self.last_stable_offset != s.last_stable_offset)
         self.high_watermark = s.high_watermark
         self.last_stable_offset = s.last_stable_offset
         self.log_start_offset = s.log_start_offset
         self.leader_epoch = s.leader_epoch
         self._chain.end_offset = s.last_stable_offset if committed_only else s.high_watermark
         self._chain.greatest_epoch = s.leader_epoch
-        self.sealed = (s.flags & SLOT_FLAG_SEALED) != 0
+        self.sealed = (s.flags & ended) != 0
         if self.length > 0:
             limit = s.last_stable_position if committed_only else s.last_readable_position
             self._committed = limit

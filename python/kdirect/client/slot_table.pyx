@@ -15,7 +15,8 @@ from posix.unistd cimport usleep
 
 from kdirect.client.read_work cimport c_read, check_location, now_ns, raise_read
 from kdirect.format.layout cimport (
-    SLOT_BYTES, SLOT_FILE_ID, SLOT_FLAG_ASSIGNED, SLOT_FLAG_REVOKED, SLOT_FLAG_SEALED, SLOT_FLAGS,
+    SLOT_BYTES, SLOT_FILE_ID, SLOT_FLAG_ASSIGNED, SLOT_FLAG_READABLE, SLOT_FLAG_REVOKED,
+    SLOT_FLAG_SEALED, SLOT_FLAGS,
     SLOT_GUARD, SLOT_HIGH_WATERMARK, SLOT_LAST_READABLE_POSITION, SLOT_LAST_STABLE_OFFSET,
     SLOT_LAST_STABLE_POSITION, SLOT_LEADER_EPOCH, SLOT_LOG_START_OFFSET, SLOT_SEGMENT_BASE_OFFSET,
     SLOT_UPDATE_COUNT,
@@ -243,6 +244,7 @@ cdef class SlotTable:
         return {
             "assigned": bool(s.flags & SLOT_FLAG_ASSIGNED),
             "sealed": bool(s.flags & SLOT_FLAG_SEALED),
+            "readable": bool(s.flags & SLOT_FLAG_READABLE),
             "revoked": bool(s.flags & SLOT_FLAG_REVOKED),
             "file_id": s.file_id,
             "segment_base_offset": s.segment_base_offset,

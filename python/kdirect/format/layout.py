@@ -37,8 +37,9 @@ repeated.  ``last readable position`` is the position in this file after its las
 watermark``: 0 when the high watermark lies in an earlier segment, the file's end when it lies in a
 later one.  A file may be sealed, and the high watermark lie in it: its slot is updated like that of
 the last file, and gets SLOT_FLAG_SEALED once the high watermark and the last stable offset have
-passed its end.  So a reader that sees the flag finds the end of the file in ``last readable
-position``, and one that does not see it has not finished the file.
+passed its end; before, once the high watermark alone has, SLOT_FLAG_READABLE, which is for readers
+that do not wait for transactions.  So a reader that sees the flag finds the end of the file in
+``last readable position``, and one that does not see it has not finished the file.
 
 Acknowledgement entry (the broker WRITEs it into the producer's ring; little endian)::
 
@@ -221,6 +222,9 @@ SLOT_BYTES = 64
 
 SLOT_FLAG_ASSIGNED = 0x1
 SLOT_FLAG_SEALED = 0x2  # no more comes through this slot: read on, then ask for the next file
+# No more comes into the file, and all of it is below the high watermark, but not below the last
+# stable offset: who does not ask for that reads on as after SLOT_FLAG_SEALED.
+SLOT_FLAG_READABLE = 0x8
 SLOT_FLAG_REVOKED = 0x4  # the partition is gone or moved: ask again, by name
 
 # -- acknowledgement entry -------------------------------------------------------------------------

@@ -11,7 +11,8 @@ until both marks have passed it, the kernel keeps its size, and slots tell of it
 head.  A mark that reaches the end of a sealed segment moves on to position 0 of the next one.
 
 A slot gets SLOT_FLAG_SEALED, as its last update, once the high watermark and the last stable offset
-have passed the segment's end: then its last readable position is the end of the file.
+have passed the segment's end: then its last readable position is the end of the file.  Once only
+the high watermark has, it has SLOT_FLAG_READABLE.
 
 Memory.  A slot is 64 bytes of a consumer's region; whoever attached it keeps it mapped until it is
 detached or got its last update.
@@ -23,7 +24,7 @@ from libc.stdlib cimport realloc
 
 from kdirect.format.layout cimport (
     SLOT_BYTES, SLOT_FILE_ID, SLOT_FLAG_ASSIGNED, SLOT_FLAG_REVOKED,
-    SLOT_FLAG_SEALED, SLOT_FLAGS, SLOT_GUARD,
+    SLOT_FLAG_READABLE, SLOT_FLAG_SEALED, SLOT_FLAGS, SLOT_GUARD,
     SLOT_HIGH_WATERMARK, SLOT_LAST_READABLE_POSITION, SLOT_LAST_STABLE_OFFSET,
     SLOT_LAST_STABLE_POSITION, SLOT_LEADER_EPOCH, SLOT_LOG_START_OFFSET, SLOT_SEGMENT_BASE_OFFSET,
     SLOT_UPDATE_COUNT)
@@ -62,6 +63,8 @@ cdef inline uint64_t _limit_in(const kernel_state* s, const mark_t* mark,
 cdef void _fill(kernel_state* s, slot_entry* entry, uint16_t flags) noexcept nogil:
     cdef uint64_t image[SLOT_BYTES / 8]
     cdef uint8_t* p = <uint8_t*> image
+    if flags == 0 and entry.size >= 0 and entry.base < s.readable.base:
+        flags = SLOT_FLAG_READABLE
     (<uint16_t*> (p + SLOT_FLAGS))[0] = SLOT_FLAG_ASSIGNED | flags
     (<uint16_t*> (p + SLOT_FILE_ID))[0] = entry.file_id
     (<int64_t*> (p + SLOT_SEGMENT_BASE_OFFSET))[0] = entry.base
@@ -215,6 +218,8 @@ cdef int end_segment(kernel_state* s) noexcept nogil:
     s.base = s.log_end
     s.tail = 0
     finish_sealed(s)
+    if s.sealed_count:
+        update_slots(s)                    # what is left of them may have become readable
     return 0
 
 
