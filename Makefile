@@ -132,6 +132,12 @@ slash-kills: install ## Kill drivers, workers, planners and brokers under accele
 	PYTHONPATH=$(CURDIR) $(BIN)/python -m tests.spark.slash_kills --keep-going \
 		--first $(or $(SEED),0) --count $(or $(COUNT),300)
 
+.PHONY: txn-histories
+txn-histories: install ## Run seeded histories of transactions in one log, beside a plain model;
+## COUNT=2000, SEED=the first one
+	PYTHONSAFEPATH=1 KDIRECT_ROUNDS=$(or $(COUNT),2000) KDIRECT_SEED=$(or $(SEED),0) \
+		$(BIN)/pytest -q tests/log/test_transactions.py -k histories $(ARGS)
+
 .PHONY: txn-schedules
 txn-schedules: install ## Run seeded schedules of transactions and their coordinator;
 ## COUNT=schedules, SEED=first
