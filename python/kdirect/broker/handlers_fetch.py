@@ -217,9 +217,8 @@ class FetchHandlers(LookupHandlers):
         except TieredOffsetError as e:
             if self._remote is None:
                 return self._unread(name, x, e)
-            read: Any = RemoteRead(partition, x.fetch_offset, max(limit, 1))
-            aborted = _aborted(partition, x.fetch_offset, ()) if committed_only else []
-            return Fetched(index, 0, high_watermark, stable, start, read, 0, aborted=aborted)
+            read: Any = RemoteRead(partition, x.fetch_offset, max(limit, 1), committed_only)
+            return Fetched(index, 0, high_watermark, stable, start, read, 0)
         except Exception as e:
             return self._unread(name, x, e)
 

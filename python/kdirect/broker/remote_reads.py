@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kdirect.broker.answers import Answer
 from kdirect.broker.failures import explain
@@ -27,8 +27,12 @@ from kdirect.errors import (
 from kdirect.format.datapath import Fetched
 from kdirect.format.error_codes import ErrorCode
 from kdirect.format.protocol import RequestHeader
+from kdirect.log.kernel_transactions import aborted_transactions
 from kdirect.log.partition import Partition
 from kdirect.model import TopicPartition
+
+if TYPE_CHECKING:
+    from kdirect.storage.remote_reader import CommittedRead
 
 
 class RemoteReads:
@@ -53,7 +57,9 @@ class RemoteReads:
         share = max(1, room // len(places))
         futures: list[asyncio.Future[Any] | None] = []
         for _, _, _, read in places:
-            found = self._remote.read(read.partition, read.offset, min(share, read.limit))
+            remote = self._remote
+            ask: Any = remote.read_committed if read.committed_only else remote.read
+            found = ask(read.partition, read.offset, min(share, read.limit))
             futures.append(None if found is None else asyncio.wrap_future(found))
         under_way = [future for future in futures if future is not None]
         wait_s = self._wait_s if under_way else min(max_wait_s, self._wait_s)
@@ -76,6 +82,9 @@ class RemoteReads:
         error = future.exception()
         if error is None:
             buffers = future.result()
+            if read.committed_only:
+                found = found._replace(aborted=_aborted(read, buffers))
+                buffers = buffers.buffers
             return found._replace(buffers=buffers, size=sum(len(b) for b in buffers))
         start = read.partition.log_start_offset
         if read.offset < start:  # it was deleted meanwhile
@@ -131,6 +140,14 @@ class RemoteReads:
     def latest_tiered(self, partition: Partition) -> int:
         """The last offset that is in remote storage, -1 when nothing is (ListOffsets -5)."""
         return max(-1, self._remote.end_offset(partition) - 1)
+
+
+def _aborted(read: RemoteRead, got: CommittedRead) -> list[tuple[int, int]]:
+    """(producer id, first offset) of what was aborted of the records that came: what ended in
+    remote storage, as that says, and what ended in segments that are here."""
+    local = aborted_transactions(read.partition.kernel, read.offset, got.end_offset)
+    by_marker = {entry.last_offset: entry for entry in [*got.aborted, *local]}
+    return [(entry.producer_id, entry.first_offset) for _, entry in sorted(by_marker.items())]
 
 
 def _look_at(future: asyncio.Future[Any]) -> None:

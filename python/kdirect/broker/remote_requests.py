@@ -5,13 +5,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 from kdirect.broker.answers import Answer
 from kdirect.format.datapath import Fetched
 from kdirect.format.protocol import RequestHeader
 from kdirect.log.partition import Partition
 from kdirect.model import TopicPartition
+
+if TYPE_CHECKING:
+    from kdirect.storage.remote_reader import CommittedRead
 
 # Times that are none, in ListOffsets: the largest of the log, the last tiered offset.
 MAX_TIMESTAMP = -3
@@ -22,11 +25,13 @@ Times: TypeAlias = Mapping[tuple[TopicPartition, int], "tuple[int, int] | BaseEx
 
 
 class RemoteRead(NamedTuple):
-    """In place of the buffers of a `Fetched`: they are to be read from remote storage."""
+    """In place of the buffers of a `Fetched`: they are to be read from remote storage, with
+    `committed_only` together with what was aborted of them."""
 
     partition: Partition
     offset: int
     limit: int
+    committed_only: bool = False
 
 
 class RemoteRecords(Protocol):
@@ -38,6 +43,11 @@ class RemoteRecords(Protocol):
     ) -> Future[list[memoryview]] | None:
         """Whole batches from the one that holds `offset` on, at most `max_bytes`, but at least
         one."""
+
+    def read_committed(
+        self, partition: Partition, offset: int, max_bytes: int, /
+    ) -> Future[CommittedRead] | None:
+        """As `read`, with the aborted transactions that end below the local log start of now."""
 
     def find_time(self, partition: Partition, timestamp: int, /) -> Future[Any] | None:
         """(offset, timestamp) of the first remote record of that time or later, MAX_TIMESTAMP: of

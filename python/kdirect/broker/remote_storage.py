@@ -43,7 +43,7 @@ from kdirect.objects.store import ObjectStore
 from kdirect.remote_options import BROKER_CREDENTIALS, store_properties
 from kdirect.storage.ownership import TAKE_OVER, FileKeeper, Keeper, Ownership
 from kdirect.storage.remote_logs import PartitionId, RemoteLogs, RemoteSettings
-from kdirect.storage.remote_reader import RemoteReader
+from kdirect.storage.remote_reader import CommittedRead, RemoteReader
 from kdirect.storage.segment_states import Record
 from kdirect.storage.sweep import REMEMBER_LEAST_MS
 
@@ -272,6 +272,19 @@ class RemoteStorage:
         None: too many reads wait."""
         return self.reader.read(
             self._finder(partition), offset, max_bytes, dense_from=partition.dense_from
+        )
+
+    def read_committed(
+        self, partition: Partition, offset: int, max_bytes: int
+    ) -> Future[CommittedRead] | None:
+        """As `read`, with the aborted transactions that end below the local log start of now."""
+        return self.reader.read_committed(
+            self._finder(partition),
+            offset,
+            max_bytes,
+            stable=partition.last_stable_offset,
+            local_start=partition.local_log_start_offset,
+            dense_from=partition.dense_from,
         )
 
     def find_time(self, partition: Partition, timestamp: int) -> Future[Any] | None:

@@ -27,8 +27,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kdirect.errors import ClosedError, LogError, OffsetOutOfRangeError
+from kdirect.format.segment_files import AbortedTransaction
 from kdirect.log.config import LogConfig
 from kdirect.log.kept_segments import KeptSegments
+from kdirect.log.kernel_transactions import aborted_index
 from kdirect.log.mapped import MappedBytes
 from kdirect.log.producer_history import snapshot_at
 from kdirect.log.segment import Segment
@@ -39,8 +41,9 @@ log = logging.getLogger("kdirect.log")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SealedLog:
     """A sealed local segment that may be copied: nothing of it changes any more.  `epochs`: (leader
-    epoch, first offset) of each that has a record in it, the first at `base_offset`.  The segment
-    may be deleted at any time; what was opened before stays readable."""
+    epoch, first offset) of each that has a record in it, the first at `base_offset`.  `aborted` are
+    the aborted transactions whose markers are in it.  The segment may be deleted at any time; what
+    was opened before stays readable."""
 
     segment: Segment
     base_offset: int
@@ -48,6 +51,7 @@ class SealedLog:
     size: int
     max_timestamp: int
     epochs: tuple[tuple[int, int], ...]
+    aborted: tuple[AbortedTransaction, ...]
 
     def open(self) -> memoryview:
         """The bytes of its records, mapped as long as somebody holds the buffer.  ClosedError when
@@ -138,6 +142,7 @@ class Tiering(KeptSegments):
                 size=size,
                 max_timestamp=segment.max_timestamp,
                 epochs=tuple(self._epochs.between(segment.base_offset, end)),
+                aborted=tuple(aborted_index(self.kernel, segment.base_offset, end)),
             )
             for segment, size, end in found
             if size and above < end <= stable

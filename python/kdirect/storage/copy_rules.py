@@ -19,12 +19,13 @@ LONGEST_PAUSE_MS = 60_000
 
 class LocalSegment(NamedTuple):
     """A sealed segment that is here.  `newest_ms`: its largest timestamp; where no record has one,
-    when its file was last written."""
+    when its file was last written.  `has_aborted`: transactions end in it that were aborted."""
 
     base_offset: int
     end_offset: int
     size: int
     newest_ms: int
+    has_aborted: bool = False
 
 
 class LocalLog(NamedTuple):

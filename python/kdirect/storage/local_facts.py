@@ -27,6 +27,7 @@ def local_log(partition: Partition) -> LocalLog:
             s.end_offset,
             s.size,
             s.max_timestamp if s.max_timestamp >= 0 else s.segment.modified_ms,
+            bool(s.aborted),
         )
         for s in sealed
     )

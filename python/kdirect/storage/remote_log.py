@@ -584,6 +584,7 @@ class RemoteLog:
             size=found.size,
             custom=self._custom(),
             state=_S.COPY_SEGMENT_STARTED,
+            txn_index_empty=not found.has_aborted,
         )
 
     # -- the topic is gone -------------------------------------------------------------------------

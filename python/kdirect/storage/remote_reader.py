@@ -23,7 +23,7 @@ from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from kdirect.errors import (
     ClosedError,
@@ -33,6 +33,7 @@ from kdirect.errors import (
     OffsetOutOfRangeError,
     RemoteStorageError,
 )
+from kdirect.format.batch import iterate_batches
 from kdirect.format.remote_metadata import RemoteSegment
 from kdirect.format.segment_files import AbortedTransaction
 from kdirect.format.segment_object import (
@@ -60,6 +61,15 @@ _LARGEST_PLAIN_BATCH = 1 << 30
 # Bytes that were found damaged are asked for again, but not by each client that comes to them.
 DAMAGE_KEPT_S = 5.0
 _MOST_DAMAGED = 1000  # whose times are remembered
+
+
+class CommittedRead(NamedTuple):
+    """Whole batches that end before `end_offset`, and the aborted transactions of which their
+    reader has to know, by their markers."""
+
+    buffers: list[memoryview]
+    aborted: list[AbortedTransaction]
+    end_offset: int
 
 
 class RemoteReader:
@@ -130,12 +140,23 @@ class RemoteReader:
         higher, or None.  None in place of a future: the queue is full."""
         return self._ask(lambda: self._find_time(find, timestamp_ms, start_offset, dense_from))
 
-    def aborted(
-        self, segment: RemoteSegment, start: int, end: int
-    ) -> Future[list[AbortedTransaction]] | None:
-        """Aborted transactions of a segment with records in [`start`, `end`).  None: the queue is
-        full."""
-        return self._ask(lambda: self._aborted(segment, start, end))
+    def read_committed(
+        self,
+        find: Find,
+        offset: int,
+        max_bytes: int,
+        *,
+        stable: int,
+        local_start: int,
+        dense_from: int = 0,
+    ) -> Future[CommittedRead] | None:
+        """As `read`, but only what begins below the last stable offset `stable`, with the aborted
+        transactions that a reader of committed records has to know; whoever asks knows those that
+        end at `local_start` or above.  Errors also of the segments after the one that is read,
+        where their transaction indexes are wanted."""
+        return self._ask(
+            lambda: self._read_committed(find, offset, max_bytes, stable, local_start, dense_from)
+        )
 
     def forget(self, segment: RemoteSegment) -> None:
         """It is gone: keep nothing of it.  It unlinks files."""
@@ -296,10 +317,58 @@ class RemoteReader:
             walk.skip()
         return None
 
-    def _aborted(self, segment: RemoteSegment, start: int, end: int) -> list[AbortedTransaction]:
-        if segment.txn_index_empty:
-            return []
-        return self._indexes_of(segment).aborted(start, end)
+    def _read_committed(
+        self,
+        find: Find,
+        offset: int,
+        max_bytes: int,
+        stable: int,
+        local_start: int,
+        dense_from: int,
+    ) -> CommittedRead:
+        found: list[memoryview] = []
+        end, has_transactions = offset, False
+        for buffer in self._read(find, offset, max_bytes, True, dense_from):
+            size = 0
+            for batch in iterate_batches(buffer, check_crc=False):  # which was checked
+                # Only of a log that has lost its local end: a transaction that never ended.
+                if batch.base_offset >= stable:
+                    break
+                size += batch.size
+                end = batch.next_offset
+                has_transactions |= batch.is_transactional and not batch.is_control
+            if size:
+                found.append(buffer[:size])
+        aborted = self._aborted(find, offset, end, local_start) if has_transactions else []
+        return CommittedRead(found, aborted, end)
+
+    def _aborted(
+        self, find: Find, start: int, end: int, local_start: int
+    ) -> list[AbortedTransaction]:
+        """Of the segments from the one that holds `start` on, as far as needed: a transaction may
+        end long after its records."""
+        found: list[AbortedTransaction] = []
+        at = start
+        while at < local_start:
+            segment = _holding(find, at)
+            if segment is None:
+                raise CorruptObjectError(
+                    f"no remote segment holds offset {at}, where a transaction that has records"
+                    f" from offset {start} to {end - 1} may have been aborted",
+                    hint="`kdirect remote verify` names what is lost; restore it, or read with"
+                    " isolation.level=read_uncommitted",
+                )
+            if not segment.txn_index_empty:
+                (some, is_all), segment = self._again_if_gone(
+                    segment,
+                    partial(_holding, find, at),
+                    lambda segment: self._indexes_of(segment).aborted(start, end),
+                )
+                found += some
+                if is_all:
+                    break
+            at = segment.end_offset
+        return found
 
     # -- what of an object is here -----------------------------------------------------------------
 
@@ -423,4 +492,4 @@ def _holding(find: Find, offset: int) -> RemoteSegment | None:
     return None if found is None or found.base_offset > offset else found
 
 
-__all__ = ["Find", "RemoteReader"]
+__all__ = ["CommittedRead", "Find", "RemoteReader"]

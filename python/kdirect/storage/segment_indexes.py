@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from typing_extensions import Buffer
 
+from kdirect.errors import FormatError
 from kdirect.format import layout
 from kdirect.format.remote_metadata import RemoteSegment
 from kdirect.format.segment_files import AbortedTransaction, parse_transaction_index
@@ -49,10 +50,12 @@ class SegmentIndexes:
 
     def are_sane(self) -> bool:
         """Whole entries that rise, and stay within the segment."""
+        return self._are_positions_sane() and self._are_aborted_sane()
+
+    def _are_positions_sane(self) -> bool:
         whole = not (
             self._offsets.length % layout.OFFSET_INDEX_ENTRY_BYTES
             or self._times.length % layout.TIME_INDEX_ENTRY_BYTES
-            or self._aborted.length % layout.TRANSACTION_INDEX_ENTRY_BYTES
         )
         return whole and bool(
             indexes_are_sane(
@@ -64,6 +67,17 @@ class SegmentIndexes:
                 self._end - self._base,
             )
         )
+
+    def _are_aborted_sane(self) -> bool:
+        last = self._base - 1
+        try:
+            for entry in parse_transaction_index(self._aborted.data):
+                if not last < entry.last_offset < self._end:
+                    return False
+                last = entry.last_offset
+        except FormatError:
+            return False
+        return True
 
     def locate(self, offset: int) -> tuple[int, int]:
         """(position, last offset) of an indexed batch at or before the one that holds `offset`;
@@ -89,13 +103,16 @@ class SegmentIndexes:
             search_time_index(self._times.address, self._time_entries, timestamp_ms)
         )
 
-    def aborted(self, start: int, end: int) -> list[AbortedTransaction]:
-        """Aborted transactions with records in [start, end)."""
-        return [
-            entry
-            for entry in parse_transaction_index(self._aborted.data)
-            if entry.first_offset < end and entry.last_offset >= start
-        ]
+    def aborted(self, start: int, end: int) -> tuple[list[AbortedTransaction], bool]:
+        """Aborted transactions that end in this segment, with records in [start, end); then whether
+        no later segment has one."""
+        found = []
+        for entry in parse_transaction_index(self._aborted.data):
+            if entry.first_offset < end and entry.last_offset >= start:
+                found.append(entry)
+            if entry.last_stable_offset >= end:
+                return found, True  # whatever ends later has begun at `end` or above
+        return found, False
 
 
 __all__ = ["Part", "SegmentIndexes"]

@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeAlias
 from kdirect.errors import CorruptLogError
 from kdirect.format.batch import crc32c
 from kdirect.format.remote_metadata import RemoteSegment
-from kdirect.format.segment_files import pack_leader_epochs
+from kdirect.format.segment_files import pack_leader_epochs, pack_transaction_index
 from kdirect.format.segment_object import (
     Section,
     SegmentFacts,
@@ -125,6 +125,7 @@ def upload(
     sections = {
         Section.OFFSET_INDEX: offset_index,
         Section.TIME_INDEX: time_index,
+        Section.TRANSACTION_INDEX: pack_transaction_index(sealed.aborted),
         Section.PRODUCERS: producers,
         Section.LEADER_EPOCHS: pack_leader_epochs(segment.leader_epochs),
         Section.TOPIC: copier.topic.pack(),
