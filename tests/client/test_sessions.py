@@ -122,6 +122,7 @@ def test_what_users_see_of_a_consumer():
         "commit",
         "committed",
         "consume",
+        "consumer_group_metadata",
         "get_watermark_offsets",
         "incremental_assign",
         "incremental_unassign",

@@ -25,6 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 COUNTING = {
     "python/kdirect/broker/access.py": {"broker"},
     "python/kdirect/broker/broker.py": {"broker", "log", "member"},
+    "python/kdirect/broker/cleaner.py": {"log"},
     "python/kdirect/broker/member.py": {"member"},
     "python/kdirect/broker/produce_access.py": {"broker"},
     "python/kdirect/broker/replication.py": {"member"},
