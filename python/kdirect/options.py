@@ -507,13 +507,24 @@ CLIENT = Options("Client settings", (
     Option("group.id", "str", None,
            "The consumer group. Its members share the partitions of their topics, and offsets are "
            "committed under its name."),
+    Option("group.protocol", "enum", "classic",
+           "Which protocol a member of a group speaks: Kafka's `classic` one, or `consumer`, that "
+           "of KIP-848: the broker assigns partitions and matches subscribed patterns, and members "
+           "go on reading while others come and go.", choices=("classic", "consumer")),
+    Option("group.remote.assignor", "str", None,
+           "With group.protocol=consumer: which of the broker's assignors the group is to use, "
+           "`uniform` or `range`. The broker takes what most members ask for."),
     Option("group.instance.id", "str", None,
            "Name of a static member. A static member that restarts within its session gets its "
            "partitions back without a rebalance."),
     Option("session.timeout.ms", "ms", 45000,
-           "The group removes a member that sends no heartbeat for this long.", low=1),
+           "The group removes a member that sends no heartbeat for this long. With "
+           "group.protocol=consumer the broker's group.consumer.session.timeout.ms decides, and "
+           "this should not be longer: a member without an answer for most of it stops reading.",
+           low=1),
     Option("heartbeat.interval.ms", "ms", 3000,
-           "How often a group member sends a heartbeat; must be below session.timeout.ms.", low=1),
+           "How often a group member sends a heartbeat; must be below session.timeout.ms. Not with "
+           "group.protocol=consumer, where the broker decides.", low=1),
     Option("max.poll.interval.ms", "ms", 300000,
            "A consumer that is not polled for this long leaves its group, and the other members "
            "take its partitions.", low=1),

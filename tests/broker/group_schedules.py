@@ -2,11 +2,12 @@
 
 ``python -m tests.broker.group_schedules --first SEED --schedules COUNT`` runs many of them.
 
-The members behave as Kafka's clients do.  They give partitions back late, lose answers, leave, die,
-fall silent until they have to give up by themselves, change what they read, and come back as static
-members.  Between any two steps the coordinator may stop: what it did not save is gone, and the next
-one reads the records.  At every step no partition has two readers.  In the end, when nothing
-happens any more, the group has come to rest, everything that somebody reads is read, and evenly.
+The members are kdirect's own (`kdirect.client.consumer_member`).  They give partitions back late,
+lose answers, work while one is on its way, leave, die, fall silent until they have to give up by
+themselves, change what they read, and come back as static members.  Between any two steps the
+coordinator may stop: what it did not save is gone, and the next one reads the records.  At every
+step no partition has two readers.  In the end, when nothing happens any more, the group has come to
+rest, everything that somebody reads is read, and evenly.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from kdirect.broker.consumer_groups import (
     Heartbeat,
 )
 from kdirect.broker.groups import GroupCoordinator, GroupSettings, Reply, SaveRows
+from kdirect.client.consumer_member import FENCED, ConsumerMember
 from kdirect.format import consumer_group_records as records
 from kdirect.format.error_codes import ErrorCode as E
 
@@ -58,108 +60,95 @@ class FakeTopics:
 
 
 class Client:
-    """A consumer.  `owned`: what it reads at this moment; `wanted`: what it was told last."""
+    """A consumer, by the rules of kdirect's own."""
 
     def __init__(self, world, name, instance=None):
         self.world = world
         self.name = name
         self.member_id = name
         self.instance = instance
+        self.rules = ConsumerMember(SESSION_MS, REBALANCE_MS)
         self.subscribe()
-        self.epoch = 0
-        self.owned = frozenset()
-        self.wanted = None
-        self.reported = None  # what the coordinator knows of `owned`
-        self.full = True
-        self.heard_at = self.told_at = world.now
         self.alive = True
+
+    @property
+    def owned(self):
+        return self.rules.owned if self.alive else frozenset()
+
+    @property
+    def topics(self):
+        return self.rules.topics
+
+    @property
+    def regex(self):
+        return self.rules.regex
 
     def subscribe(self):
         rng = self.world.rng
-        self.regex = rng.choice(("t[0-2]", "t.*")) if rng.random() < 0.25 else None
+        regex = rng.choice(("t[0-2]", "t.*")) if rng.random() < 0.25 else ""
         names = [f"t{i}" for i in range(4)]
         count = rng.choice((1, 2, 4))
-        self.topics = frozenset() if self.regex else frozenset(rng.sample(names, count))
-        self.full = True
+        self.rules.subscribe(frozenset() if regex else frozenset(rng.sample(names, count)), regex)
 
     def step(self, *, lossy=True):
         """Work on what it was told, then perhaps a heartbeat."""
-        rng = self.world.rng
         if self.is_late():
             self.give_up()
-        if self.wanted is not None and (not lossy or rng.random() < 0.7):
-            gone = self.owned - self.wanted
-            if gone:  # first it gives back, and says so, before it takes more
-                self.owned &= self.wanted
-            else:
-                self.owned, self.wanted = self.wanted, None
-                self.reported = None  # an assignment is acknowledged, even if nothing changed
-                self.world.check_owners()
+        if not lossy or self.world.rng.random() < 0.7:
+            self.work()
         self.beat(lossy)
 
+    def work(self):
+        rules = self.rules
+        wanted = rules.wanted
+        if wanted is None:
+            return
+        if rules.owned - wanted:
+            rules.gave_back(wanted)
+        else:
+            rules.take(wanted, wanted)
+            self.world.check_owners()
+
     def is_late(self):
-        """May the coordinator soon take it for dead, or for one that gives nothing back?  Its clock
-        may have begun with an answer that was lost, but not before the last one that was not."""
-        first = self.heard_at if self.wanted is None else min(self.heard_at, self.told_at)
-        return self.epoch > 0 and self.world.now - first > 0.8 * min(SESSION_MS, REBALANCE_MS)
+        return self.rules.is_late(self.world.now)
 
     def give_up(self):
-        self.owned, self.wanted, self.epoch = frozenset(), None, 0
-        self.reported, self.full = None, True
+        self.rules.begin()
 
     def beat(self, lossy):
-        world = self.world
-        joins = self.epoch == 0
-        full = self.full or joins
-        changed = self.owned != self.reported
+        world, rules = self.world, self.rules
+        say = rules.heartbeat(world.now)
         request = Heartbeat(
             GROUP,
             self.member_id,
-            self.epoch,
-            instance_id=self.instance if full else None,
-            rebalance_timeout_ms=REBALANCE_MS if full else -1,
-            topics=self.topics if full else None,
-            regex=(self.regex or "") if full else None,
-            owned=self.owned if full or changed else None,
+            say.epoch,
+            instance_id=self.instance,
+            rebalance_timeout_ms=say.rebalance_timeout_ms,
+            topics=say.topics,
+            regex=say.regex,
+            owned=say.owned,
         )
-        if self.instance is not None and not full:  # Kafka's clients name it always
-            request = Heartbeat(
-                GROUP,
-                self.member_id,
-                self.epoch,
-                instance_id=self.instance,
-                owned=self.owned if changed else None,
-            )
-        sent = self.owned
         if lossy and world.rng.random() < 0.05:
-            self.lost()
+            rules.failed(say)
             return
         answer = world.ask(request, lossy)
-        if answer is None or (lossy and world.rng.random() < 0.1):
-            self.lost()
-            return
-        if answer.error in (E.FENCED_MEMBER_EPOCH, E.UNKNOWN_MEMBER_ID, E.GROUP_ID_NOT_FOUND):
+        if lossy and world.rng.random() < 0.3:  # the answer is on its way meanwhile
+            world.seen["worked meanwhile"] += 1
+            self.work()
+        if lossy and world.rng.random() < 0.02:  # it gives up, and hears the answer to its old life
             self.give_up()
-            return
-        if answer.error == E.UNRELEASED_INSTANCE_ID:
-            return
-        assert answer.error == 0, answer
-        if answer.assignment is not None:
-            self.wanted, self.told_at = answer.assignment, self.heard_at
-        self.heard_at, self.full, self.reported = world.now, False, sent
-        self.epoch = answer.epoch
-
-    def lost(self):
-        """The answer is lost, or the request was.  It says everything once more, and does not begin
-        to read what it was told before: the coordinator, which heard that it does not yet read
-        that, may have given it to another."""
-        self.full = True
-        if self.wanted is not None:
-            self.wanted &= self.owned
+        if answer is None or (lossy and world.rng.random() < 0.1):
+            rules.failed(say)
+        elif answer.error:
+            assert answer.error in FENCED | {E.UNRELEASED_INSTANCE_ID}, answer
+            if rules.refused(say, answer.error):
+                self.give_up()
+        else:
+            rules.answered(say, answer.epoch, answer.assignment)
 
     def leave(self, for_a_while=False):
         epoch = state.LEAVE_FOR_A_WHILE if for_a_while else state.LEAVE
-        self.alive, self.owned = False, frozenset()
+        self.alive = False
         self.world.ask(Heartbeat(GROUP, self.member_id, epoch, instance_id=self.instance), True)
 
 
@@ -269,12 +258,9 @@ class World:
             rng.choice(alive).leave()
         elif kind == "die":
             victim = rng.choice(alive)
-            victim.alive, victim.owned = False, frozenset()
+            victim.alive = False
         elif kind == "silence":
             self.now += rng.randrange(300, 1500)
-            for client in alive:
-                if client.is_late():
-                    client.give_up()
         elif kind == "subscribe":
             rng.choice(alive).subscribe()
         elif kind == "grow":
@@ -291,6 +277,9 @@ class World:
                 old.leave(for_a_while=True)
                 self.names += 1
                 self.clients.append(Client(self, f"m{self.names}", old.instance))
+        for client in alive:  # whatever else it waits for, it looks at its clock
+            if client.is_late():
+                client.give_up()
         for client in rng.sample(alive, rng.randrange(len(alive) + 1)):
             if client.alive:
                 client.step()

@@ -14,9 +14,10 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TypeAlias
 
 from kdirect.client.direct_commits import DirectCommit, DirectCommits
-from kdirect.client.group import Membership
+from kdirect.client.group_member import GroupMember
 from kdirect.client.reading import Reading
 from kdirect.errors import BrokerError, BrokerUnavailableError, ConfigError, KdirectError
+from kdirect.format.error_codes import ErrorCode
 from kdirect.model import TopicPartition
 from kdirect.wire.connection import Pending
 
@@ -32,7 +33,7 @@ class Commits:
 
     def __init__(
         self,
-        membership: Membership,
+        membership: GroupMember,
         reading: Reading,
         direct: DirectCommits,
         *,
@@ -123,7 +124,7 @@ class Commits:
                     if not sent.succeeded():
                         self._membership.commit(offsets)
                 else:
-                    self._membership.check_commit(sent.result())
+                    self._check(sent, offsets)
                 self._committed.update({tp: o for tp, o in offsets.items() if tp in self._reading})
             except KdirectError as e:
                 error = e
@@ -131,6 +132,16 @@ class Commits:
                     log.warning("%s", e)
             if on_commit is not None:
                 on_commit(error, offsets)
+
+    def _check(self, sent: Pending, offsets: dict[TopicPartition, int]) -> None:
+        """The answer to a commit over TCP.  One with the epoch of before is made once more."""
+        try:
+            self._membership.check_commit(sent.result())
+        except BrokerError as e:
+            if e.code != ErrorCode.STALE_MEMBER_EPOCH:
+                raise
+            later = set().union(*(those for _, those in self._sent))
+            self._membership.commit({tp: o for tp, o in offsets.items() if tp not in later})
 
     def close(self) -> None:
         """The member leaves: nothing is committed any more."""

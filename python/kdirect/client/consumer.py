@@ -130,14 +130,16 @@ class Consumer(ConsumerUpkeep):
         `on_revoke`).  UnknownTopicError for a name that does not exist.
         """
         self._check()
-        subscription = Subscription(topics)
+        membership = self._membership
+        elsewhere = membership is not None and membership.finds_topics
+        subscription = Subscription(topics, elsewhere=elsewhere)
         self.unsubscribe()
         self._subscription = subscription
         self._callbacks = (on_assign, on_revoke, on_lost)
         self._topics = subscription.look_up(self._session.cluster, must_exist=True)
         self._next_metadata = self._end_of("metadata.max.age.ms")
-        if self._membership is not None:
-            self._membership.join(self._topics)
+        if membership is not None:
+            self._join(membership)
         else:
             self._give_out(
                 [
@@ -165,6 +167,11 @@ class Consumer(ConsumerUpkeep):
         offsets = as_offsets(partitions)
         if not self._in_callback and self._topics is not None:
             self.unsubscribe()
+        elif self._in_callback and self._membership is not None and self._membership.incremental:
+            raise ConfigError(
+                "assign in a callback of a member whose partitions come and go one by one",
+                hint="use incremental_assign and incremental_unassign",
+            )
         self._reading.assign(self._starts(offsets))
         if self._commits is not None:
             self._commits.keep(offsets)
@@ -313,7 +320,7 @@ class Consumer(ConsumerUpkeep):
             or self._membership is not None
             or self._topics is not None
         ):
-            self._serve(timeout)
+            self._serve(timeout, idle=False)
         deadline = None
         failures = 0
         if self._popped != self._queue.popped:

@@ -16,8 +16,10 @@ from typing import Any
 from kdirect.client.arguments import OFFSET_INVALID, OFFSET_STORED
 from kdirect.client.commits import Commits, OnCommit
 from kdirect.client.connections import Handle
+from kdirect.client.consumer_group import ConsumerMembership, check_protocol
 from kdirect.client.direct_commits import DirectCommits
-from kdirect.client.group import OUT, STABLE, Membership
+from kdirect.client.group import Membership
+from kdirect.client.group_member import OUT, GroupMember
 from kdirect.client.group_owner import GroupOwner
 from kdirect.client.reading import Reading
 from kdirect.client.subscription import Subscription
@@ -28,6 +30,7 @@ from kdirect.wire.bell import Bell
 log = logging.getLogger("kdirect.client")
 
 SLICE_MS = 100.0  # longest single wait for the group
+BESIDES_MS = 5.0  # the same while partitions are read
 COMMIT_AGAIN_S = 0.2  # while the coordinator is looked for
 
 Rebalance = Callable[[Any, list[TopicPartition]], None]  # the first is the consumer
@@ -48,10 +51,12 @@ class ConsumerUpkeep:
         self._reading = Reading(session, settings, self._bell)
         self._queue = self._reading.queue
         self._group_owner = GroupOwner(self)
-        self._membership: Membership | None = None
+        self._membership: GroupMember | None = None
         self._commits: Commits | None = None  # of a consumer with a group
         if settings["group.id"]:
-            self._membership = Membership(session.cluster, settings, self._group_owner)
+            check_protocol(settings)
+            kind = ConsumerMembership if settings["group.protocol"] == "consumer" else Membership
+            self._membership = kind(session.cluster, settings, self._group_owner)
             self._commits = Commits(
                 self._membership,
                 self._reading,
@@ -83,8 +88,9 @@ class ConsumerUpkeep:
         if self._closed:
             raise ClosedError("the consumer is closed", hint="make a new one")
 
-    def _serve(self, timeout: float | None) -> None:
-        """What a poll does besides handing out records: commits, rebalances, new partitions."""
+    def _serve(self, timeout: float | None, *, idle: bool = True) -> None:
+        """What a poll does besides handing out records: commits, rebalances, new partitions.
+        `idle`: there is no record to hand out meanwhile."""
         self._check()
         self._attention = False
         membership = self._membership
@@ -102,20 +108,65 @@ class ConsumerUpkeep:
         if membership.lost:
             log.warning("group %s: partitions lost: %s", membership.group_id, membership.lost)
             self._give_back(lost=True)
-            membership.join(self._topics)
+            self._join(membership)
         elif membership.rebalancing:
-            self._give_back(lost=False)
-            membership.join(self._topics)
+            if not membership.incremental:
+                self._give_back(lost=False)
+            self._join(membership)
         elif membership.state == OUT:
-            membership.join(self._topics)
+            self._join(membership)
         self._commit_what_is_due()  # not before: what is lost is others' to commit
-        if membership.state != STABLE:
-            left = SLICE_MS if timeout is None or timeout < 0 else min(SLICE_MS, timeout * 1000)
-            self._given = membership.advance(left)
+        if not membership.settled and self._given is None:
             self._attention = True  # it may take longer
+            self._given = membership.advance(self._patience_ms(timeout, idle))
         if self._given is not None:
             self._attention = True  # should it fail, the next poll tries again
-            self._give_out(self._given)
+            if membership.incremental:
+                self._change(membership, self._given)
+            else:
+                self._give_out(self._given)
+
+    def _join(self, membership: GroupMember) -> None:
+        assert self._subscription is not None and self._topics is not None
+        membership.join(self._topics, self._subscription.regex)
+
+    def _patience_ms(self, timeout: float | None, idle: bool) -> float:
+        """How long to wait for the group now."""
+        left = SLICE_MS if timeout is None or timeout < 0 else min(SLICE_MS, timeout * 1000)
+        if self._reading.partitions:  # which are read on meanwhile
+            left = min(left, BESIDES_MS) if idle else 0.0
+        return left
+
+    def _change(self, membership: GroupMember, tps: list[TopicPartition]) -> None:
+        """Bring what is read to what the group has given, partition by partition.  What is to be
+        given back comes first: the group has to know of it before anything is taken."""
+        before = self._reading.partitions
+        gone = sorted(set(before) - set(tps))
+        if gone:
+            self._given = None
+            if self._auto_commit:
+                self._try_to_commit("before partitions were given back")
+            try:
+                self._call_back(self._callbacks[1], gone)
+            finally:
+                self._release(gone)
+                membership.gave_back(self._reading.partitions)
+            return
+        new = sorted(set(tps) - set(before))
+        starts = self._starts(dict.fromkeys(new, OFFSET_STORED))
+        if not membership.took(tps):
+            self._given = None  # it says what has changed
+            return
+        self._reading.add(starts)
+        self._given = None
+        self._start_timers()
+        if new or not before:
+            self._call_back(self._callbacks[0], new)
+
+    def _release(self, tps: list[TopicPartition]) -> None:
+        self._reading.release(tps)
+        if self._commits is not None:
+            self._commits.keep(self._reading.partitions)
 
     def _give_out(self, tps: list[TopicPartition]) -> None:
         self._reading.assign(self._starts(dict.fromkeys(tps, OFFSET_STORED)))
@@ -175,6 +226,8 @@ class ConsumerUpkeep:
         missed."""
         self._metadata_due = False
         self._next_metadata = self._end_of("metadata.max.age.ms")
+        if self._membership is not None and self._membership.finds_topics:
+            return
         assert self._topics is not None and self._subscription is not None
         found = self._subscription.look_up(self._session.cluster, must_exist=False)
         if found == self._topics:

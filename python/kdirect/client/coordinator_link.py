@@ -10,11 +10,13 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from kdirect.errors import BrokerError, KdirectError
 from kdirect.format import protocol as p
 from kdirect.format.error_codes import ErrorCode
+from kdirect.format.schema import build
 from kdirect.model import TopicPartition
 from kdirect.wire.attempt import Attempt
 from kdirect.wire.broker_errors import broker_error
@@ -23,6 +25,8 @@ from kdirect.wire.connection import Connection, Pending
 
 log = logging.getLogger("kdirect.client")
 
+# Versions of OffsetFetch: the last that is about one group, and the first that names its member.
+ONE_GROUP, MEMBERS_FETCH_FROM = 7, 9
 AT_HAND_S = 0.05  # for a coordinator that answers at once
 # The coordinator is another broker, or is to be looked for.
 ELSEWHERE = frozenset((ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_NOT_AVAILABLE))
@@ -44,14 +48,15 @@ class CoordinatorLink:
 
     # -- the connection ----------------------------------------------------------------------------
 
-    def connection(self) -> Connection:
+    def connection(self, timeout_ms: float | None = None) -> Connection:
         """The private connection to the coordinator.  It is not shared, because a JoinGroup waits
-        for the other members, and requests on one connection are answered in order."""
+        for the other members, and requests on one connection are answered in order.  `timeout_ms`:
+        to find and reach it, where there is none; default: as for any request."""
         with self._lock:
             connection = self._connection
             if connection is not None and not connection.closed:
                 return connection
-        fresh = self._cluster.lease_coordinator(self.group_id)
+        fresh = self._cluster.lease_coordinator(self.group_id, timeout_ms=timeout_ms)
         with self._lock:
             if self._connection is None or self._connection.closed:
                 self._connection = fresh
@@ -130,25 +135,20 @@ class CoordinatorLink:
         )
 
     def committed(
-        self, tps: Iterable[TopicPartition], timeout_ms: float | None = None
+        self,
+        tps: Iterable[TopicPartition],
+        timeout_ms: float | None = None,
+        member: Callable[[], tuple[str, int] | None] = lambda: None,
     ) -> dict[TopicPartition, int | None]:
-        """The offsets that the group has committed; None for a partition without one."""
+        """The offsets that the group has committed; None for a partition without one.  `member`:
+        id and epoch of the one that asks, where the coordinator is to check them."""
         wanted = list(tps)
-        r = p.OffsetFetchRequest
         topics: dict[str, list[int]] = {}
         for tp in wanted:
             topics.setdefault(tp.topic, []).append(tp.partition)
 
         def ask(left_ms: float) -> dict[TopicPartition, int | None]:
-            items = [
-                r.OffsetFetchRequestTopic(name=name, partition_indexes=numbers)
-                for name, numbers in topics.items()
-            ]
-            answer = (
-                self.connection()
-                .submit(r(group_id=self.group_id, topics=items, require_stable=self._stable))
-                .result(left_ms)
-            )
+            answer = self._fetch_offsets(topics, member(), left_ms)
             self._check_fetch(answer.error_code)
             out: dict[TopicPartition, int | None] = dict.fromkeys(wanted)
             for t in answer.topics:
@@ -160,6 +160,25 @@ class CoordinatorLink:
             return out
 
         return self.patiently(ask, timeout_ms) if wanted else {}
+
+    def _fetch_offsets(
+        self, topics: dict[str, list[int]], member: tuple[str, int] | None, left_ms: float
+    ) -> Any:
+        """The answer about this group."""
+        rows = [{"name": name, "partition_indexes": numbers} for name, numbers in topics.items()]
+        request = partial(build, p.OffsetFetchRequest, require_stable=self._stable)
+        connection = self.connection()
+        if member is None or not connection.speaks(p.OffsetFetchRequest, MEMBERS_FETCH_FROM):
+            message = request(group_id=self.group_id, topics=rows)
+            return connection.submit(message, most=ONE_GROUP).result(left_ms)
+        member_id, epoch = member
+        group = {
+            "group_id": self.group_id,
+            "member_id": member_id,
+            "member_epoch": epoch,
+            "topics": rows,
+        }
+        return connection.submit(request(groups=[group])).result(left_ms).groups[0]
 
     def _check_fetch(self, code: int) -> None:
         if code:
@@ -179,6 +198,11 @@ class CoordinatorLink:
             except KdirectError as e:
                 if isinstance(e, BrokerError) and e.code == ErrorCode.REBALANCE_IN_PROGRESS:
                     raise  # a rebalance ends only if the caller polls
+                if isinstance(e, BrokerError) and e.code == ErrorCode.STALE_MEMBER_EPOCH:
+                    # The answer to a heartbeat, which is on its way, brings the new one.
+                    if not backoff.wait():
+                        raise
+                    continue
                 if not isinstance(e, BrokerError) and e.retriable:
                     self.drop()
                 if not e.retriable or not backoff.wait():

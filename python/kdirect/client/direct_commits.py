@@ -4,7 +4,8 @@
 Owns: the queue pair to the coordinator, and the member's commit slot there.  What may not enter:
 when to commit, and what is committed over TCP (`kdirect.client.commits`).
 
-A slot is for one generation of the group and the partitions that were assigned in it.  It is asked
+A slot is for one generation of the group (of a member of KIP-848: one epoch) and the partitions
+that were assigned when it was asked for.  It is asked
 for at the second commit of a generation, so that a consumer which commits once needs no queue pair.
 Whatever goes wrong, a commit that did not succeed here is made once more over TCP: what it sets is
 the same, and TCP says what is the matter.  The slot is given up then, and another one asked for
@@ -20,7 +21,7 @@ from typing import Any
 
 from kdirect.client.commit_writer import CommitWriter
 from kdirect.client.connections import Handle
-from kdirect.client.group import Membership
+from kdirect.client.group_member import GroupMember
 from kdirect.client.reading import Reading
 from kdirect.errors import KdirectError
 from kdirect.format import layout
@@ -67,7 +68,7 @@ class DirectCommit:
 class DirectCommits:
     """See the module."""
 
-    def __init__(self, session: Handle, membership: Membership, reading: Reading) -> None:
+    def __init__(self, session: Handle, membership: GroupMember, reading: Reading) -> None:
         self._session = session
         self._membership = membership
         self._reading = reading
@@ -78,6 +79,7 @@ class DirectCommits:
         self._channel: Channel | None = None
         self._writer: CommitWriter | None = None
         self._generation = -1  # of the last commit
+        self._rebalances = -1  # before it
         self._refused = -1  # a generation in which no slot could be had
         self.commits = 0
         self._in_cells: list[DirectCommit | None] = [None] * layout.OFFSETS_CELLS
@@ -86,7 +88,7 @@ class DirectCommits:
         """Post a commit; None where it has to be made over TCP."""
         generation = self._membership.generation
         writer = self._writer
-        if writer is None or writer.ended or generation != self._generation:
+        if writer is None or writer.ended or self._is_another(generation):
             writer = self._next_writer(generation)
             if writer is None:
                 return None
@@ -101,11 +103,16 @@ class DirectCommits:
         commit = self._in_cells[cell] = DirectCommit(writer, number, self._timeout_ms)
         return commit
 
+    def _is_another(self, generation: int) -> bool:
+        """Is it another generation, or are other partitions assigned, than at the last commit?"""
+        return (generation, self._membership.rebalances) != (self._generation, self._rebalances)
+
     def _next_writer(self, generation: int) -> CommitWriter | None:
         """The slot of this generation, asked for; None while there is none."""
         if not self._enabled or generation < 0 or not self._membership.is_member:
             return None
-        first, self._generation = generation != self._generation, generation
+        first = self._is_another(generation)
+        self._generation, self._rebalances = generation, self._membership.rebalances
         failed = self._writer is not None and self._writer.ended
         self._drop_writer()
         if first or self._refused == generation:

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from kdirect.client.admin_values import GroupInfo
+from kdirect.client.coordinator_link import ONE_GROUP
 from kdirect.client.leader_requests import by_topic
 from kdirect.errors import BrokerUnavailableError, ConfigError
 from kdirect.format import protocol
@@ -89,7 +90,8 @@ def committed_offsets(
                 for topic, group_tps in by_topic(wanted).items()
             ]
         )
-        response = connection.request(r(group_id=group, topics=topics, require_stable=False))
+        message = r(group_id=group, topics=topics, require_stable=False)
+        response = connection.submit(message, most=ONE_GROUP).result()
         _check_group(cluster, response.error_code, group, f"offsets of group {group!r}")
         out: dict[TopicPartition, int | None] = dict.fromkeys(wanted or ())
         for t in response.topics:

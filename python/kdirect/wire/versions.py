@@ -17,7 +17,6 @@ API_VERSIONS_VERSION = 3
 LOWEST_VERSION = {protocol.ProduceRequest.API_KEY: 3, protocol.FetchRequest.API_KEY: 4}
 HIGHEST_VERSION = {
     protocol.FetchRequest.API_KEY: 12,  # the last that names topics
-    protocol.OffsetFetchRequest.API_KEY: 7,
     protocol.FindCoordinatorRequest.API_KEY: 3,
     protocol.AddPartitionsToTxnRequest.API_KEY: 3,
     protocol.ApiVersionsRequest.API_KEY: API_VERSIONS_VERSION,
