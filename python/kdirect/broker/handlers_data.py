@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Iterable
+from functools import partial
 from typing import Any, NamedTuple
 
 from kdirect.broker.answers import Answer, later, nothing
@@ -165,6 +166,9 @@ class DataHandlers(FetchHandlers):
                 append.done = failed_append(index, ErrorCode.INVALID_RECORD, "there are no records")
                 return
             append.size = len(records)
+            if append.transaction is not None and self.checks.holds(partition, records):
+                self._wait_for(append, records, None)
+                return
             appender = self._services.appender
             result = appender.append_nowait(partition, records, arrival.at_ms)
             if result is None:
@@ -185,8 +189,9 @@ class DataHandlers(FetchHandlers):
         if append.transaction is None:
             append.pending = appended
             return
-        verified = self._verified(append, bytes(records), append.transaction, appended)
-        append.pending = asyncio.ensure_future(verified)
+        batch = bytes(records)
+        verify = partial(self._verified, append, batch, append.transaction, appended)
+        append.pending = self.checks.in_turn(append.partition, batch, verify)
 
     async def _verified(
         self,
@@ -194,15 +199,20 @@ class DataHandlers(FetchHandlers):
         batch: bytes,
         transaction: tuple[str, int],
         appended: asyncio.Future[Any] | None,
+        before: asyncio.Future[Any] | None,
     ) -> Any:
         """The kernel's answer to batches of a transaction, which is asked about where the log has
-        not been told of it."""
+        not been told of it; after `before`, see `TransactionChecks.in_turn`."""
+        partition = append.partition
+        assert partition is not None
+        if before is not None:
+            await asyncio.wait([before])
+            now_ms = self._services.environment.time_ms()
+            appended = self._services.appender.append(partition, batch, now_ms)
         if appended is not None:
             result = await appended
             if result.error != UNVERIFIED_TRANSACTION:
                 return result
-        partition = append.partition
-        assert partition is not None
         name, version = transaction
         if code := await self.checks.admitted(partition, name, batch, version):
             return Refused(code)

@@ -10,7 +10,8 @@ transaction, unless a marker has come meanwhile, and the batch is appended once 
                                               |
                                               ---> refused, or not known now: an error
 
-Questions of one transaction that come up together are one request.
+Questions of one transaction that come up together are one request.  Batches of the same producer
+that come to the partition meanwhile take their turn after it: the log would find a gap before them.
 
 On the event loop.
 """
@@ -19,7 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, NamedTuple
 
 from kdirect.broker.failures import explain
@@ -71,6 +72,37 @@ class TransactionChecks:
         self._handlers = handlers
         self._peers = peers
         self._asked: dict[Subject, tuple[set[TopicPartition], asyncio.Future[Any]]] = {}
+        # (partition, producer id) -> the last append of the producer that is under way
+        self._turns: dict[tuple[TopicPartition, int], asyncio.Future[Any]] = {}
+
+    def holds(self, partition: Partition, batch: Any) -> bool:
+        """Does an append of this batch's producer to a partition wait for an answer?"""
+        if not self._turns or len(batch) < _PRODUCER_AT + _PRODUCER.size:
+            return False
+        producer_id, _, _ = _PRODUCER.unpack_from(batch, _PRODUCER_AT)
+        return (partition.topic_partition, producer_id) in self._turns
+
+    def in_turn(
+        self,
+        partition: Partition,
+        batch: bytes,
+        append: Callable[[asyncio.Future[Any] | None], Coroutine[Any, Any, Any]],
+    ) -> asyncio.Task[Any]:
+        """Begin `append(before)`, which first waits until `before` is done, however it ends: the
+        append of the same producer to the partition that has come before it, or None."""
+        producer_id = -1
+        if len(batch) >= _PRODUCER_AT + _PRODUCER.size:
+            producer_id, _, _ = _PRODUCER.unpack_from(batch, _PRODUCER_AT)
+        key = (partition.topic_partition, producer_id)
+        task = asyncio.ensure_future(append(self._turns.get(key)))
+        self._turns[key] = task
+
+        def ended(done: asyncio.Task[Any]) -> None:
+            if self._turns.get(key) is done:
+                del self._turns[key]
+
+        task.add_done_callback(ended)
+        return task
 
     async def admitted(
         self, partition: Partition, name: str | None, batch: bytes, version: int
