@@ -529,7 +529,8 @@ CLIENT = Options("Client settings", (
            "A consumer that is not polled for this long leaves its group, and the other members "
            "take its partitions.", low=1),
     Option("partition.assignment.strategy", "list", ["range", "roundrobin"],
-           "Assignors of a group, in order of preference: range, roundrobin."),
+           "Assignors of a group, in order of preference: range, roundrobin; or cooperative-sticky "
+           "alone, with which what stays with a member is read on during a rebalance."),
     Option("enable.auto.commit", "bool", True,
            "Commit the positions of a consumer with a group.id automatically. The positions cover "
            "what was handed out before the current poll."),

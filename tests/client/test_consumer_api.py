@@ -22,13 +22,7 @@ import pytest
 
 import kdirect
 from kdirect.client import connect
-from kdirect.client.assignors import (
-    ASSIGNORS,
-    decode_assignment,
-    decode_subscription,
-    encode_assignment,
-    encode_subscription,
-)
+from kdirect.client.assignors import ASSIGNORS
 from kdirect.errors import (
     BrokerError,
     ClosedError,
@@ -36,7 +30,6 @@ from kdirect.errors import (
     CorruptBatchError,
     KdirectError,
     OffsetOutOfRangeError,
-    ProtocolError,
     UnknownTopicError,
 )
 from kdirect.model import TopicPartition
@@ -260,14 +253,6 @@ def test_assignors_agree_with_kafka_pythons(seed):
                 for m, a in assignor.assign(cluster, their_members).items()
             }
             assert ours == expected, (name, members, counts)
-    topics = {f"t{i}" for i in range(5)}
-    assert decode_subscription(encode_subscription(topics)) == topics
-    tps = [TopicPartition("a", 1), TopicPartition("a", 0), TopicPartition("b", 7)]
-    assert sorted(decode_assignment(encode_assignment(tps))) == sorted(tps)
-    whole = encode_assignment(tps)
-    for cut in range(1, len(whole) - 4):
-        with pytest.raises(ProtocolError):
-            decode_assignment(whole[:cut])
 
 
 @PATHS

@@ -1,31 +1,24 @@
-"""Which member of a consumer group reads which partition: Kafka's assignors, and the bytes in which
-subscriptions and assignments are sent.  Pure decisions, no I/O.
+"""Which member of a classic consumer group reads which partition: Kafka's assignors.  Pure
+decisions, no I/O.  The bytes in which they are sent are `kdirect.format.consumer_protocol`'s.
 
 The group's leader computes the assignment of all members.  A group may therefore mix clients, as
 long as they share an assignor by name.  `range` and `roundrobin` give each member exactly the
 partitions that Kafka's Java client and librdkafka give it.  Both are eager: a member gives back all
-its partitions before it joins again.
-
-    subscription    int16 version
-                    int32 count, string topic each
-                    bytes user data
-                    (version 1 and later: partitions owned, ...)
-    assignment      int16 version
-                    int32 count, then string topic, int32 count, int32 partition each
-                    bytes user data
+its partitions before it joins again.  `cooperative-sticky` (KIP-429) is not: members say what they
+own and read it on, and what is to move is given to nobody until its owner has given it back, which
+makes a second rebalance.
 """
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from kdirect.errors import ConfigError, ProtocolError
+from kdirect.errors import ConfigError
+from kdirect.format.consumer_protocol import Subscription
 from kdirect.model import TopicPartition
+from kdirect.sticky_assignment import assign_evenly
 
-PROTOCOL_TYPE = "consumer"
-_I16 = struct.Struct(">h")
-_I32 = struct.Struct(">i")
+COOPERATIVE_STICKY = "cooperative-sticky"
 
 # (member id, group instance id or None, topics) of every member
 Members = Sequence[tuple[str, str | None, frozenset[str]]]
@@ -73,6 +66,32 @@ def roundrobin_assignor(members: Members, partitions: Mapping[str, int]) -> Assi
     return out
 
 
+def cooperative_sticky_assignor(
+    subscriptions: Mapping[str, Subscription], partitions: Mapping[str, int]
+) -> Assignment:
+    """Spread partitions evenly, most of them where they are, and leave out for now what another
+    member owns.  Of two members that claim a partition the one of the later generation has it; of
+    the same generation, neither.  `partitions`: topic -> number of partitions."""
+    claims: dict[TopicPartition, list[tuple[int, str]]] = {}
+    for member_id, s in subscriptions.items():
+        for tp in s.owned:
+            claims.setdefault(tp, []).append((s.generation, member_id))
+    previous: dict[str, set[tuple[str, int]]] = {member_id: set() for member_id in subscriptions}
+    for tp, claimed in claims.items():
+        latest = max(generation for generation, _ in claimed)
+        owners = [member_id for generation, member_id in claimed if generation == latest]
+        if len(owners) == 1:
+            previous[owners[0]].add((tp.topic, tp.partition))
+    topics = {member_id: s.topics for member_id, s in subscriptions.items()}
+    wanted = assign_evenly(topics, partitions, previous)
+    out: Assignment = {}
+    for member_id, pairs in wanted.items():
+        owned = subscriptions[member_id].owned
+        tps = (TopicPartition(*pair) for pair in sorted(pairs))
+        out[member_id] = [tp for tp in tps if tp in owned or tp not in claims]
+    return out
+
+
 ASSIGNORS: dict[str, Callable[[Members, Mapping[str, int]], Assignment]] = {
     "range": range_assignor,
     "roundrobin": roundrobin_assignor,
@@ -80,104 +99,22 @@ ASSIGNORS: dict[str, Callable[[Members, Mapping[str, int]], Assignment]] = {
 
 
 def check_strategies(names: Iterable[str]) -> list[str]:
-    """The names of assignors as a list.  Raises ConfigError if one is unknown or there is none."""
+    """The names of assignors as a list.  ConfigError if one is unknown, there is none, or they
+    differ in whether members give everything back before a rebalance."""
     out = list(names)
+    known = [*ASSIGNORS, COOPERATIVE_STICKY]
+    hint = f"use one or more of {', '.join(ASSIGNORS)}, or {COOPERATIVE_STICKY}"
     for name in out:
-        if name not in ASSIGNORS:
+        if name not in known:
             raise ConfigError(
-                f"option partition.assignment.strategy: {name!r} is not known",
-                hint=f"use one or more of {', '.join(ASSIGNORS)}",
+                f"option partition.assignment.strategy: {name!r} is not known", hint=hint
             )
     if not out:
+        raise ConfigError("option partition.assignment.strategy is empty", hint=hint)
+    if COOPERATIVE_STICKY in out and len(set(out)) > 1:
         raise ConfigError(
-            "option partition.assignment.strategy is empty",
-            hint=f"use one or more of {', '.join(ASSIGNORS)}",
+            f"option partition.assignment.strategy: {COOPERATIVE_STICKY} cannot be together with"
+            " the others, whose members give everything back before a rebalance",
+            hint=hint,
         )
-    return out
-
-
-# -- bytes -----------------------------------------------------------------------------------------
-
-
-def _text(value: str) -> bytes:
-    raw = value.encode()
-    return _I16.pack(len(raw)) + raw
-
-
-def encode_subscription(topics: Iterable[str]) -> bytes:
-    """A member's subscription, in version 0 and without user data."""
-    names = sorted(topics)
-    return _I16.pack(0) + _I32.pack(len(names)) + b"".join(map(_text, names)) + _I32.pack(-1)
-
-
-def encode_assignment(tps: Iterable[TopicPartition]) -> bytes:
-    """A member's assignment, in version 0 and without user data."""
-    topics: dict[str, list[int]] = {}
-    for tp in sorted(tps):
-        topics.setdefault(tp.topic, []).append(tp.partition)
-    out = bytearray(_I16.pack(0) + _I32.pack(len(topics)))
-    for name, numbers in topics.items():
-        out += _text(name) + _I32.pack(len(numbers)) + struct.pack(f">{len(numbers)}i", *numbers)
-    return bytes(out + _I32.pack(-1))
-
-
-class _Cursor:
-    """Reads fields in order.  The bytes come from another member of the group, so none of them is
-    trusted: a field that does not fit raises ProtocolError."""
-
-    def __init__(self, data: bytes, what: str) -> None:
-        self.data = bytes(data)
-        self.pos = 0
-        self.what = what
-
-    def take(self, n: int) -> bytes:
-        if n < 0 or self.pos + n > len(self.data):
-            raise ProtocolError(
-                f"{self.what} is cut short",
-                hint="another member of the group sent it; see which clients are in the group",
-            )
-        self.pos += n
-        return self.data[self.pos - n : self.pos]
-
-    def i16(self) -> int:
-        return _I16.unpack(self.take(2))[0]
-
-    def count(self) -> int:
-        n = _I32.unpack(self.take(4))[0]
-        if n > len(self.data):
-            raise ProtocolError(
-                f"{self.what} counts {n} entries in {len(self.data)} bytes",
-                hint="see which clients are in the group",
-            )
-        return max(n, 0)
-
-    def text(self) -> str:
-        try:
-            return self.take(self.i16()).decode()
-        except UnicodeDecodeError as e:
-            raise ProtocolError(
-                f"{self.what} holds text that is not UTF-8",
-                hint="see which clients are in the group",
-            ) from e
-
-
-def decode_subscription(data: bytes) -> frozenset[str]:
-    """The topics that a member reads.  Fields of later versions are ignored.  Raises
-    ProtocolError."""
-    c = _Cursor(data, "a group member's subscription")
-    c.i16()
-    return frozenset(c.text() for _ in range(c.count()))
-
-
-def decode_assignment(data: bytes) -> list[TopicPartition]:
-    """The partitions that a member was given; none for empty bytes.  Raises ProtocolError."""
-    if not data:
-        return []
-    c = _Cursor(data, "the group's assignment")
-    c.i16()
-    out = []
-    for _ in range(c.count()):
-        topic = c.text()
-        n = c.count()
-        out += [TopicPartition(topic, p) for p in struct.unpack(f">{n}i", c.take(4 * n))]
     return out

@@ -127,13 +127,14 @@ class ConsumerMembership(GroupMember):
     def _tp(self, x: Partition) -> TopicPartition:
         return TopicPartition(self._names[x[0]], x[1])
 
-    def gave_back(self, kept: Iterable[TopicPartition]) -> None:
+    def gave_back(self, kept: Iterable[TopicPartition]) -> bool:
         """See `GroupMember.gave_back`."""
         still = frozenset(kept)
         with self._lock:
             rules = self._rules
             rules.gave_back(frozenset(x for x in rules.owned if self._tp(x) in still))
         self._poked.set()
+        return True
 
     def took(self, tps: Iterable[TopicPartition]) -> bool:
         """See `GroupMember.took`."""

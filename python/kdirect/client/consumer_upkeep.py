@@ -128,6 +128,7 @@ class ConsumerUpkeep:
 
     def _join(self, membership: GroupMember) -> None:
         assert self._subscription is not None and self._topics is not None
+        self._given = None  # of the generation before
         membership.join(self._topics, self._subscription.regex)
 
     def _patience_ms(self, timeout: float | None, idle: bool) -> float:
@@ -143,16 +144,17 @@ class ConsumerUpkeep:
         before = self._reading.partitions
         gone = sorted(set(before) - set(tps))
         if gone:
-            self._given = None
             if self._auto_commit:
                 self._try_to_commit("before partitions were given back")
             try:
                 self._call_back(self._callbacks[1], gone)
             finally:
                 self._release(gone)
-                membership.gave_back(self._reading.partitions)
-            return
-        new = sorted(set(tps) - set(before))
+                told_later = membership.gave_back(self._reading.partitions)
+                self._given = None if told_later else self._given
+            if told_later:
+                return
+        new = sorted(set(tps).difference(before))
         starts = self._starts(dict.fromkeys(new, OFFSET_STORED))
         if not membership.took(tps):
             self._given = None  # it says what has changed

@@ -1,7 +1,11 @@
 """A consumer's membership in a group of Kafka's classic protocol: joining, syncing and heartbeats.
 
-It owns the member's generation.  What members of both protocols have in common is `group_member`'s;
-`assignors` decides which member reads what.
+It owns the member's generation, and what a cooperative member says that it owns.  What members of
+both protocols have in common is `group_member`'s; `assignors` decides which member reads what.
+
+A cooperative member (KIP-429) joins again with what it has, and reads it on meanwhile.  What an
+assignment leaves out it gives back, and then joins once more, so that another member can be given
+that.  Its commits count until the coordinator has a new generation.
 """
 
 from __future__ import annotations
@@ -13,12 +17,10 @@ from typing import Any
 
 from kdirect.client.assignors import (
     ASSIGNORS,
-    PROTOCOL_TYPE,
+    COOPERATIVE_STICKY,
+    Assignment,
     check_strategies,
-    decode_assignment,
-    decode_subscription,
-    encode_assignment,
-    encode_subscription,
+    cooperative_sticky_assignor,
 )
 from kdirect.client.coordinator_link import ELSEWHERE
 from kdirect.client.group_member import (
@@ -40,6 +42,14 @@ from kdirect.errors import (
     UnknownTopicError,
 )
 from kdirect.format import protocol as p
+from kdirect.format.consumer_protocol import (
+    PROTOCOL_TYPE,
+    Subscription,
+    decode_assignment,
+    decode_subscription,
+    encode_assignment,
+    encode_subscription,
+)
 from kdirect.format.error_codes import ErrorCode
 from kdirect.model import TopicPartition
 from kdirect.wire.broker_errors import broker_error
@@ -65,6 +75,11 @@ class Membership(GroupMember):
                 f" session.timeout.ms {self._session_ms}",
                 hint="a third of it is usual",
             )
+        self.incremental = COOPERATIVE_STICKY in self._strategies
+        self._rack: str | None = settings["client.rack"]
+        self._owned: frozenset[TopicPartition] = frozenset()  # of a cooperative member
+        self._owned_generation = -1  # in which it was given that
+        self._joins_again = False  # after this assignment: it gave something back
         self._pending: Pending | None = None
         self._pending_until = 0.0
         self._protocol = ""
@@ -76,6 +91,8 @@ class Membership(GroupMember):
         with self._lock:
             self._topics = frozenset(topics)
             self._subscribed = True
+            if self.lost:
+                self._owned, self._owned_generation = frozenset(), -1
             self._pending = None
             self.state = JOINING
             self.rebalancing = False
@@ -131,7 +148,7 @@ class Membership(GroupMember):
 
     def _send_join(self) -> Pending:
         r = p.JoinGroupRequest
-        metadata = encode_subscription(self._topics)
+        metadata = encode_subscription(self._subscription())
         message = r(
             group_id=self.group_id,
             session_timeout_ms=self._session_ms,
@@ -149,6 +166,14 @@ class Membership(GroupMember):
             self._environment.monotonic() + self._poll_interval_s + self._cluster.timeout_ms / 1000
         )
         return self._link.connection().submit(message)
+
+    def _subscription(self) -> Subscription:
+        if not self.incremental:
+            return Subscription(self._topics, version=0)
+        generation = self._owned_generation
+        # Leaders of old, which do not know the field, look for the generation in the user data.
+        data = generation.to_bytes(4, "big", signed=True)
+        return Subscription(self._topics, data, self._owned, generation, self._rack)
 
     def _joined(self, answer: Any) -> list[TopicPartition] | None:
         code = answer.error_code
@@ -172,25 +197,25 @@ class Membership(GroupMember):
         return None
 
     def _assign(self, members: list[tuple[str, str | None, bytes]]) -> list[tuple[str, bytes]]:
-        assignor = ASSIGNORS.get(self._protocol)
-        if assignor is None:
+        if self._protocol not in self._strategies:
             raise ProtocolError(
                 f"group {self.group_id!r} chose the assignor {self._protocol!r}, which was not"
                 " offered"
             )
-        read = [
-            (member_id, instance, decode_subscription(metadata))
-            for member_id, instance, metadata in members
-        ]
+        said = {member_id: decode_subscription(metadata) for member_id, _, metadata in members}
         counts: dict[str, int] = {}
-        for topic in sorted(frozenset().union(*(m[2] for m in read))):
+        for topic in sorted(frozenset().union(*(s.topics for s in said.values()))):
             try:
                 counts[topic] = len(self._cluster.partitions(topic, refresh=True))
             except UnknownTopicError:
                 log.warning("group %s reads topic %s, which does not exist", self.group_id, topic)
-        return [
-            (member_id, encode_assignment(tps)) for member_id, tps in assignor(read, counts).items()
-        ]
+        given: Assignment
+        if self._protocol == COOPERATIVE_STICKY:
+            given = cooperative_sticky_assignor(said, counts)
+        else:
+            read = [(m, instance, said[m].topics) for m, instance, _ in members]
+            given = ASSIGNORS[self._protocol](read, counts)
+        return [(member_id, encode_assignment(tps)) for member_id, tps in given.items()]
 
     def _send_sync(self, assignments: list[tuple[str, bytes]]) -> Pending:
         r = p.SyncGroupRequest
@@ -219,6 +244,8 @@ class Membership(GroupMember):
         tps = decode_assignment(bytes(answer.assignment or b""))
         with self._lock:
             self.state = STABLE
+            self._owned_generation = self.generation
+            self._joins_again = False
             self._failures = 0
             self.rebalances += 1
         log.info(
@@ -232,15 +259,43 @@ class Membership(GroupMember):
 
     def _refused(self, code: int, doing: str) -> None:
         if code in _JOIN_AGAIN:
+            self._fence(ErrorCode(code).name)
             self._reset_member()
         elif code in ELSEWHERE:
             self._pause(ErrorCode(code).name, drop=True)
         elif code in _NOT_YET:
             self._pause(ErrorCode(code).name, drop=False)
         else:
+            self._fence(ErrorCode(code).name)
             with self._lock:
                 self.state = OUT
             raise broker_error(code, f"{doing} group {self.group_id!r}", hint=HINTS.get(code, ""))
+
+    # -- what a cooperative member has -------------------------------------------------------------
+
+    def gave_back(self, kept: Iterable[TopicPartition]) -> bool:
+        """See `GroupMember.gave_back`."""
+        with self._lock:
+            self._owned &= frozenset(kept)
+            self._joins_again = True
+        return False
+
+    def took(self, tps: Iterable[TopicPartition]) -> bool:
+        """See `GroupMember.took`."""
+        with self._lock:
+            if self.incremental:
+                if self.state != STABLE:
+                    return False
+                self._owned = frozenset(tps)
+                self.rebalancing |= self._joins_again
+                self._joins_again = False
+        return True
+
+    def _fence(self, why: str) -> None:
+        with self._lock:
+            if self._owned and self.state != OUT:
+                self.state = STABLE  # it has something to lose, even while it joins
+        super()._fence(why)
 
     def _pause(self, why: str, *, drop: bool) -> None:
         """Set when to try again, after a wait that doubles with each failure.  With `drop`, on a
@@ -253,6 +308,7 @@ class Membership(GroupMember):
     def _reset_member(self) -> None:
         super()._reset_member()
         with self._lock:
+            self._owned, self._owned_generation = frozenset(), -1
             if self._instance_id is None:
                 self.member_id = ""
 

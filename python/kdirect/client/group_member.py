@@ -148,8 +148,10 @@ class GroupMember:
         """Has `advance` nothing to do?"""
         return self.state == STABLE
 
-    def gave_back(self, kept: Iterable[TopicPartition]) -> None:
-        """An incremental member reads nothing but these any more."""
+    def gave_back(self, kept: Iterable[TopicPartition]) -> bool:
+        """An incremental member reads nothing but these any more.  Whether it may take nothing
+        before `advance` has said so once more."""
+        return False
 
     def took(self, tps: Iterable[TopicPartition]) -> bool:
         """May an incremental member begin to read these now, as `advance` has said?  If not, it
