@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from confluent_kafka.admin import AdminClient
 
 import kdirect
@@ -15,7 +16,8 @@ from tests.support import poll_until, wait_until
 TP = TopicPartition("t", 0)
 
 
-def test_what_was_acknowledged_outlives_the_coordinator(cluster: Any) -> None:
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_what_was_acknowledged_outlives_the_coordinator(cluster: Any, protocol: str) -> None:
     made = cluster(
         3, offsets_topic_num_partitions=1, offsets_topic_replication_factor=3,
         min_insync_replicas=2,
@@ -24,6 +26,7 @@ def test_what_was_acknowledged_outlives_the_coordinator(cluster: Any) -> None:
         session.admin.create_topic("t", 1, replication_factor=3)
     settings = {"bootstrap.servers": made.bootstrap_servers, "group.id": "g", "transport": "shm"}
     settings |= {"enable.auto.commit": False, "session.timeout.ms": 45_000}
+    settings |= {"group.protocol": protocol}
     with kdirect.Consumer(settings) as consumer:
         consumer.subscribe(["t"])
         poll_until(lambda: consumer.assignment() == [TP], consumer)
