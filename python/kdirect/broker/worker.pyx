@@ -645,11 +645,12 @@ cdef class ProduceWorker(OffsetTables):
                           " completion")
             if self._stopping:
                 break
-            if self._note_idle_slots():
+            with nogil:     # the lock is held by who then waits for the GIL
+                n = self._note_idle_slots()
+            if n:
                 continue
             self._sleeps += 1
-            # While acknowledgements are under way their completions must be taken too, so look in
-            # now and then.
+            # Completions of acknowledgements must be taken, too: look in now and then.
             sleep_ms = 10 if self._outstanding or self._backlog else -1
             if self._link_count or self._followed:
                 with nogil:
