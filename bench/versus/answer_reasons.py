@@ -244,6 +244,7 @@ REASONS: tuple[Reason, ...] = (
             ("offsets.topic.segment.bytes", "Another default."),
             ("transaction.state.log.segment.bytes", "Another default."),
             ("transaction.state.log.replication.factor", "Kafka is given 1 in its file."),
+            ("transaction.state.log.min.isr", "Kafka is given 1 in its file."),
             ("transaction.partition.verification.enable", "It cannot be switched off."),
             ("group.coordinator.rebalance.protocols", "There are no streams groups."),
             ("queued.max.request.bytes", "The default bounds memory."),

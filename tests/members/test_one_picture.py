@@ -52,7 +52,8 @@ def handlers() -> ClusterHandlers:
 
 def answer(message: Any, version: int) -> Any:
     connection: Any = SimpleNamespace(listener=0, local=("h", 9091))
-    header: Any = SimpleNamespace(api=p.APIS[message.API_KEY], api_version=version)
+    api = p.APIS[message.API_KEY]
+    header: Any = SimpleNamespace(api=api, api_key=api.key, api_version=version)
     ours = handlers()
     of = {p.MetadataRequest: ours.metadata, p.DescribeClusterRequest: ours.describe_cluster}
     answered = of[type(message)](connection, header, message)
