@@ -18,6 +18,7 @@ NAMES = [
     "produce-latency",
     "produce-bandwidth",
     "produce-scaling",
+    "tcp-produce",
     "consume-latency",
     "consume-bandwidth",
     "empty-fetch",
