@@ -1,4 +1,5 @@
-"""Bench row of offset commits: one that is waited for at a time, over RDMA and over TCP.
+"""Bench rows of commits: of offsets, one that is waited for at a time, over RDMA and over TCP; of
+transactions, until their records are visible.
 
 The broker runs in a process of its own, and its produce worker spins.
 """
@@ -8,6 +9,7 @@ from __future__ import annotations
 import os
 import statistics
 import time
+import uuid
 from typing import Any
 
 from rows_direct import _apart, _percentile, broker_process
@@ -70,6 +72,122 @@ def commit(seconds: float, quick: bool) -> list[Figure]:
                     partitions=partitions,
                     p99_us=_percentile(samples, 0.99),
                     tcp_us=tcp,
+                    samples=len(samples),
+                )
+            )
+    return rows
+
+
+class Transactions:
+    """A transactional producer and a reader of committed records, in one thread, at one partition
+    of a broker: kdirect's clients, or librdkafka's for `system` "kafka"."""
+
+    def __init__(
+        self, system: str, address: str, topic: str, records: int, size: int, transport: str = "shm"
+    ) -> None:
+        self._topic, self._records = topic, records
+        self._value = b"v" * size
+        name = f"txn-{uuid.uuid4().hex[:6]}"
+        both = {"bootstrap.servers": address}
+        if system == "kdirect":
+            import kdirect
+            from kdirect.model import TopicPartition
+
+            both["transport"] = transport
+            self.producer: Any = kdirect.Producer({**both, "transactional.id": name})
+            self.consumer: Any = kdirect.Consumer({**both, "isolation.level": "read_committed"})
+            self.consumer.assign({TopicPartition(topic, 0): 0})
+        else:
+            from confluent_kafka import Consumer, Producer
+            from confluent_kafka import TopicPartition as Partition
+
+            quick = {"socket.nagle.disable": True}
+            self.producer = Producer({**both, **quick, "transactional.id": name, "linger.ms": 0})
+            self.consumer = Consumer(
+                {**both, **quick, "isolation.level": "read_committed", "group.id": name,
+                 "enable.auto.commit": False, "fetch.wait.max.ms": 500,
+                 "fetch.error.backoff.ms": 1}
+            )  # fmt: skip
+            self.consumer.assign([Partition(topic, 0, 0)])
+        self.producer.init_transactions()
+
+    def once(self) -> tuple[int, int]:
+        """One transaction: nanoseconds from its commit, and from its begin, until the consumer has
+        the last of its records."""
+        clock = time.perf_counter_ns
+        produce, topic, value = self.producer.produce, self._topic, self._value
+        begin = clock()
+        self.producer.begin_transaction()
+        for _ in range(self._records):
+            produce(topic, value, partition=0)
+        commit = clock()
+        self.producer.commit_transaction()
+        left = self._records
+        while left:
+            messages = self.consumer.consume(left, 10.0)
+            if not messages:
+                raise RuntimeError(f"{left} committed records did not arrive")
+            for message in messages:
+                if message.error() is not None:
+                    raise RuntimeError(str(message.error()))
+            left -= len(messages)
+        end = clock()
+        return end - commit, end - begin
+
+    def run(self, seconds: float) -> tuple[list[int], list[int]]:
+        """Transactions one after another: what `once` returns, of each."""
+        end = time.perf_counter() + seconds
+        pairs = [self.once()]
+        while time.perf_counter() < end:
+            pairs.append(self.once())
+        return [p[0] for p in pairs], [p[1] for p in pairs]
+
+    def close(self) -> None:
+        self.consumer.close()
+        if hasattr(self.producer, "close"):
+            self.producer.close()
+
+    def __enter__(self) -> Transactions:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def txn_rdma(seconds: float, quick: bool) -> list[Figure]:
+    """A transaction of 100 records of 100 bytes over shm: from the call that commits it until a
+    reader of committed records has them all."""
+    from kdirect.client import connect
+
+    records, size = 100, 100
+    rows: list[Figure] = []
+    everywhere = os.sched_getaffinity(0)
+    medians: dict[str, float] = {}
+    for transport in ("tcp", "shm"):
+        with broker_process() as (servers, pid):
+            with connect({"bootstrap.servers": servers, "transport": transport}) as session:
+                session.admin.create_topic("txn", 1)
+            _apart(pid)
+            with Transactions("kdirect", servers, "txn", records, size, transport) as loop:
+                loop.run(seconds / 8)  # connections open, and the head is granted
+                visible, whole = loop.run(seconds / 3)
+            os.sched_setaffinity(0, everywhere)
+        samples = sorted(ns / 1000 for ns in visible)
+        medians[transport] = statistics.median(samples)
+        if transport == "shm":
+            rows.append(
+                figure(
+                    "txn-rdma",
+                    medians["shm"] / 1000,
+                    "ms",
+                    "bar: 1 ms",
+                    1.0,
+                    lower_is_better=True,
+                    records=records,
+                    record_bytes=size,
+                    p99_ms=_percentile(samples, 0.99) / 1000,
+                    begin_to_visible_ms=statistics.median(whole) / 1e6,
+                    tcp_ms=medians["tcp"] / 1000,
                     samples=len(samples),
                 )
             )

@@ -115,6 +115,7 @@ ROWS = (
         "one acknowledged produce at a time: median and tail, against a bare eventfd round trip",
     ),
     Row("commit", "rows_commit", 2, "a commit at a time: median and tail, over shm and over TCP"),
+    Row("txn-rdma", "rows_commit", 2, "100 records over shm, from their commit until visible"),
     Row(
         "produce-pipelined",
         "rows_direct",

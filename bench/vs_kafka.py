@@ -55,6 +55,20 @@ ROWS = (
         8,
     ),
     Row(
+        "commit",
+        "versus.rows_transactions",
+        2,
+        "a commit of offsets that is waited for, one at a time",
+        8,
+    ),
+    Row(
+        "txn",
+        "versus.rows_transactions",
+        2,
+        "a transaction of 100 records, from its commit until they are visible",
+        8,
+    ),
+    Row(
         "consume-latency",
         "versus.rows_consume",
         2,

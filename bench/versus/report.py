@@ -23,6 +23,8 @@ TITLES = {
     "produce-bandwidth.columns": "Produce Arrow columns (`send_arrow`) beside Kafka batched",
     "produce-scaling": "Unbatched 4 KiB records over partitions, a producer process for each",
     "produce-scaling.one-core-of-broker": "What one core of the broker takes",
+    "commit": "A commit of offsets that is waited for, one at a time (p50)",
+    "txn": "A transaction of 100 records, commit to visible (p50)",
     "consume-latency": "Consume, one committed record at a time (p50)",
     "consume-latency.backlog": "One poll a record out of a backlog (p50)",
     "consume-bandwidth": "Consume a topic from its start",
@@ -87,7 +89,7 @@ NOT_MEASURED = """\
 - **OSU's RDMA-Kafka and the original KafkaDirect.** Both need an RNIC; the paper has their figures.
 - **Several machines and many cores.** Broker and clients share this machine's cores; with more than
   two the brokers get the upper half.
-- **Security, compression, transactions.** Off on both sides.
+- **Security, compression.** Off on both sides.
 - **Spark in a cluster.** One JVM, one task slot (`local[1]`), two in `tier-backfill`."""
 METHOD = """Except in the rows over clusters, both brokers run at the same time, in processes of
 their own with their logs on tmpfs, and take turns (A B A B) within each figure; a figure is the

@@ -11,6 +11,7 @@ import textwrap
 import uuid
 from pathlib import Path
 
+import confluent_kafka
 import pytest
 
 import kdirect
@@ -28,7 +29,6 @@ from kdirect.client.transaction_link import TransactionLink
 from kdirect.format.batch import check_batch_bytes
 from kdirect.format.codec import encode_records
 
-confluent_kafka = pytest.importorskip("confluent_kafka")
 ROOT = Path(__file__).resolve().parents[2]
 
 

@@ -25,6 +25,7 @@ NAMES = [
     "consume-partitions",
     "produce-rtt",
     "commit",
+    "txn-rdma",
     "produce-pipelined",
 ]
 NAMES += [

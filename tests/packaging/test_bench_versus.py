@@ -19,6 +19,8 @@ NAMES = [
     "produce-bandwidth",
     "produce-scaling",
     "tcp-produce",
+    "commit",
+    "txn",
     "consume-latency",
     "consume-bandwidth",
     "empty-fetch",
