@@ -25,7 +25,7 @@ from hypothesis import settings
 from tests import beside
 from tests.support import BrokerProcess, jars_module
 
-JARS = {"broker_jars", "connector_jars", "delta_jars", "s3proxy_jars"}
+JARS = {"broker_jars", "connector_jars", "delta_jars", "s3proxy_jars", "streams_jars"}
 MAY_SKIP = ("needs root", "needs an RNIC")
 IN_CI = os.environ.get("CI", "").lower() not in ("", "0", "false")
 SEED = int(
@@ -155,6 +155,12 @@ def broker_jars() -> list[Path]:
 def tiered_jars() -> list[Path]:
     """What Kafka's broker needs beside for tiered storage in a directory."""
     return _jars("tiered")
+
+
+@pytest.fixture(scope="session")
+def streams_jars(broker_jars: list[Path]) -> list[Path]:
+    """Kafka Streams with all that it needs but RocksDB: its stores have to be in memory."""
+    return [*broker_jars, *_jars("streams")]
 
 
 @pytest.fixture(scope="session")

@@ -31,7 +31,7 @@ class MissingJarsError(RuntimeError):
 
 def jars(kind: str) -> list[Path]:
     """The jars of a set, `broker`, `tiered` (what a broker needs beside for its local store),
-    `connector`, `delta` or `s3proxy`; fetches what is missing.
+    `connector`, `delta`, `s3proxy` or `streams` (Kafka Streams); fetches what is missing.
     MissingJarsError when one cannot be had, RuntimeError when one has another sum."""
     wanted = _listed(kind)
     folder = home()
