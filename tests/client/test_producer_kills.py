@@ -21,7 +21,7 @@ import kdirect
 from kdirect import TopicPartition
 from tests.client.whole import seen_whole
 
-ROUNDS = int(os.environ.get("KDIRECT_ROUNDS") or 10)
+ROUNDS = int(os.environ.get("KDIRECT_ROUNDS") or 5)
 FIRST = int(os.environ.get("KDIRECT_SEED") or 0)
 COUNT = 200
 WORKER = Path(__file__).with_name("producer_worker.py")

@@ -33,7 +33,7 @@ from tests.members.inflicted import Disk
 from tests.members.judgement import Notes, batches, judge
 from tests.support import wait_until
 
-ROUNDS = int(os.environ.get("KDIRECT_ROUNDS") or 20)
+ROUNDS = int(os.environ.get("KDIRECT_ROUNDS") or 12)
 ONE = os.environ.get("KDIRECT_ROUND")
 FAILED_SEEDS: list[int] = []  # of rounds that have found a mistake, each with what it was
 SEEDS = [int(ONE)] if ONE else [*FAILED_SEEDS, *choose(ROUNDS, SEED)]

@@ -1,4 +1,4 @@
-"""Accelerated queries whose processes are killed: twenty seeds (`make slash-kills` draws more)."""
+"""Accelerated queries whose processes are killed: ten seeds (`make slash-kills` draws more)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.support import jars_module
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
-SEEDS = range(20)
+SEEDS = range(10)
 
 
 @pytest.fixture(scope="module")

@@ -84,6 +84,15 @@ def attacker(broker, connect: Callable[..., Session], target: TopicPartition) ->
     one.channel.close()
 
 
+def until_refused(attempt: Callable[[], int]) -> int:
+    """Status of the first attempt that is refused, or of the last one after ten seconds: a key that
+    was given back goes on a thread of the broker, a moment after the answer."""
+    end = time.monotonic() + 10
+    while (status := attempt()) == Status.SUCCESS and time.monotonic() < end:
+        pass
+    return status
+
+
 def read_with_a_forged_key(a: Attacker) -> int:
     grant, _ = a.consume_grant()
     return a.read(grant.address, grant.rkey ^ 0x5500)
@@ -109,7 +118,7 @@ def read_with_a_revoked_key(a: Attacker) -> int:
     grant, _ = a.consume_grant()
     assert a.read(grant.address, grant.rkey) == Status.SUCCESS
     a.channel.release([grant.file_id])
-    return a.read(grant.address, grant.rkey)
+    return until_refused(lambda: a.read(grant.address, grant.rkey))
 
 
 def write_into_what_may_be_read(a: Attacker) -> int:
@@ -134,14 +143,9 @@ def write_past_the_head(a: Attacker) -> int:
 
 
 def write_with_a_revoked_key(a: Attacker) -> int:
-    """The key goes with the head, on a thread of the broker: a moment after the answer."""
     grant = a.produce_grant()
     a.channel.release([grant.file_id])
-    end = time.monotonic() + 10
-    status = 0
-    while status == 0 and time.monotonic() < end:
-        status = a.write(grant.address + grant.position, grant.rkey, b"\xff" * 64)
-    return status
+    return until_refused(lambda: a.write(grant.address + grant.position, grant.rkey, b"\xff" * 64))
 
 
 def add_to_what_may_be_read(a: Attacker) -> int:
