@@ -10,6 +10,7 @@ import pytest
 from py4j.protocol import Py4JJavaError
 
 import kdirect
+from tests.support import wait_until
 
 pytestmark = pytest.mark.slow
 FENCED = {"ProducerFencedException", "InvalidProducerEpochException"}
@@ -51,21 +52,25 @@ def read(java, broker):
     """``read(topic, isolation, setting=value, ...)``: the values up to the end, in order."""
 
     def all_of(topic, isolation="read_committed", **settings):
-        consumer = java.consumer(
-            broker.bootstrap_servers, isolation_level=isolation, enable_auto_commit="false",
-            **settings,
-        )  # fmt: skip
-        partitions = [java.partition(topic, i) for i in range(2)]
-        consumer.assign(partitions)
-        ends = consumer.endOffsets(partitions)
-        values, deadline = [], time.monotonic() + 20
-        while any(consumer.position(tp) < ends[tp] for tp in partitions):
-            assert time.monotonic() < deadline, values
-            values += [record.value() for record in java.poll(consumer)]
-        consumer.close()
-        return sorted(values)
+        return values_of(java, broker.bootstrap_servers, topic, isolation, **settings)
 
     return all_of
+
+
+def values_of(java, servers, topic, isolation="read_committed", count=2, **settings):
+    """The values in the first `count` partitions of a topic, in order."""
+    consumer = java.consumer(
+        servers, isolation_level=isolation, enable_auto_commit="false", **settings
+    )
+    partitions = [java.partition(topic, i) for i in range(count)]
+    consumer.assign(partitions)
+    ends = consumer.endOffsets(partitions)
+    values, deadline = [], time.monotonic() + 20
+    while any(consumer.position(tp) < ends[tp] for tp in partitions):
+        assert time.monotonic() < deadline, values
+        values += [record.value() for record in java.poll(consumer)]
+    consumer.close()
+    return sorted(values)
 
 
 def error_of(call):
@@ -250,3 +255,152 @@ def test_a_broker_that_is_gone_is_waited_for_as_long_as_the_client_says(java, by
     }
     assert error_of(calls[by]) == "TimeoutException"
     producer.close(java.milliseconds(0))
+
+
+def test_nothing_beyond_an_undecided_record_is_read(java, broker, topic, make, read):
+    """Neither by a poll, nor as the end, nor by its time."""
+    undecided, other = make(f"{topic}-undecided"), make(f"{topic}-other")
+    early, late = 1_700_000_000_000, 1_700_000_001_000
+    tp = java.partition(topic, 0)
+
+    def sent(producer, when, value):
+        record = java.kafka.clients.producer.ProducerRecord(topic, 0, when, None, value)
+        return java.get(producer.send(record)).offset()
+
+    for producer in (undecided, other):
+        producer.initTransactions()
+        producer.beginTransaction()
+    sent(other, early, "decided")
+    other.commitTransaction()
+    stable = sent(undecided, late, "undecided")
+    other.beginTransaction()
+    sent(other, late, "behind it")
+    other.commitTransaction()
+    consumer = java.consumer(broker.bootstrap_servers, isolation_level="read_committed")
+    consumer.assign([tp])
+    consumer.seekToEnd([tp])
+    assert (consumer.position(tp), consumer.endOffsets([tp])[tp]) == (stable, stable)
+    found = consumer.offsetsForTimes({tp: early})[tp]
+    assert (found.offset(), found.timestamp()) == (0, early)
+    assert consumer.offsetsForTimes({tp: late})[tp] is None
+    consumer.seekToBeginning([tp])
+    seen = [record.value() for _ in range(2) for record in java.poll(consumer)]
+    assert seen == ["decided"] == read(topic)
+    undecided.abortTransaction()
+    assert consumer.offsetsForTimes({tp: late})[tp].offset() == stable
+    consumer.close()
+    assert read(topic) == ["behind it", "decided"]
+
+
+def test_many_markers_for_one_broker(java, broker, topic, make):
+    count = 50
+    with kdirect.connect(broker.bootstrap_servers) as session:
+        session.admin.create_topic(f"{topic}-many", count)
+    producer = make(f"{topic}-many")
+    producer.initTransactions()
+    for what in ("aborted", "committed"):
+        producer.beginTransaction()
+        for i in range(count):
+            producer.send(java.record(f"{topic}-many", i, None, f"{what} {i}"))
+        producer.flush()
+        (producer.commitTransaction if what == "committed" else producer.abortTransaction)()
+    assert values_of(java, broker.bootstrap_servers, f"{topic}-many", count=count) == sorted(
+        f"committed {i}" for i in range(count)
+    )
+
+
+def test_one_request_at_a_time(java, topic, make, read):
+    producer = make("one", max_in_flight_requests_per_connection=1)
+    producer.initTransactions()
+    for turn in range(6):
+        producer.beginTransaction()
+        send(java, producer, topic, f"{turn} x", f"{turn} y")
+        (producer.commitTransaction if turn % 2 else producer.abortTransaction)()
+    assert read(topic) == [f"{turn} {k}" for turn in (1, 3, 5) for k in "xy"]
+
+
+def epoch_of(java, admin, topic):
+    """The epoch of the only producer of a topic's first partition; None without one."""
+    tp = java.partition(topic, 0)
+    found = list(java.get(admin.describeProducers([tp]).all())[tp].activeProducers())
+    assert len(found) <= 1
+    return found[0].producerEpoch() if found else None
+
+
+def test_a_record_that_timed_out_makes_the_epoch_grow(java, broker_process):
+    """The broker dies in the transaction; the client aborts it and goes on with a new epoch."""
+    process = broker_process(transaction_state_log_num_partitions=2)
+    servers = process.bootstrap_servers
+    with kdirect.connect(servers) as session:
+        session.admin.create_topic("t", 2)
+    admin = java.admin(servers)
+    producer = java.producer(
+        servers, transactional_id="x", linger_ms=0, request_timeout_ms=1000,
+        delivery_timeout_ms=1500, reconnect_backoff_max_ms=200,
+    )  # fmt: skip
+    producer.initTransactions()
+    producer.beginTransaction()
+    send(java, producer, "t", "first")
+    producer.commitTransaction()
+    before = epoch_of(java, admin, "t")
+    producer.beginTransaction()
+    java.get(send(java, producer, "t", "aborted")[0])
+    process.kill()
+    late = send(java, producer, "t", "late")[0]
+    assert error_of(lambda: java.get(late)) == "TimeoutException"
+    process.start()
+    producer.abortTransaction()
+    producer.beginTransaction()
+    send(java, producer, "t", "second", "third")
+    producer.commitTransaction()
+    assert values_of(java, servers, "t") == ["first", "second", "third"]
+    assert epoch_of(java, admin, "t") > before
+    for client in (producer, admin):
+        client.close(java.milliseconds(1000))
+
+
+def test_a_transactional_id_that_expired_has_to_be_made_again(java):
+    with kdirect.Broker(
+        transactional_id_expiration_ms=300,
+        transaction_remove_expired_transaction_cleanup_interval_ms=50,
+    ) as broker:
+        with kdirect.connect(broker.bootstrap_servers) as session:
+            session.admin.create_topic("t", 2)
+        admin = java.admin(broker.bootstrap_servers)
+        old = java.producer(broker.bootstrap_servers, transactional_id="x", linger_ms=0)
+        old.initTransactions()
+        old.beginTransaction()
+        send(java, old, "t", "aborted")
+        old.abortTransaction()
+        wait_until(lambda: not java.list(java.get(admin.listTransactions().all())), "the expiry")
+        old.beginTransaction()
+        late = send(java, old, "t", "late")[0]
+        assert error_of(lambda: java.get(late)) == "InvalidPidMappingException"
+        old.close(java.milliseconds(0))
+        new = java.producer(broker.bootstrap_servers, transactional_id="x")
+        new.initTransactions()
+        new.beginTransaction()
+        send(java, new, "t", "committed")
+        new.commitTransaction()
+        assert values_of(java, broker.bootstrap_servers, "t") == ["committed"]
+        for client in (new, admin):
+            client.close(java.milliseconds(1000))
+
+
+def test_a_producer_whose_state_expired_goes_on(java):
+    with kdirect.Broker(
+        producer_id_expiration_ms=300, log_retention_check_interval_ms=100
+    ) as broker:
+        with kdirect.connect(broker.bootstrap_servers) as session:
+            session.admin.create_topic("t", 2)
+        admin = java.admin(broker.bootstrap_servers)
+        producer = java.producer(broker.bootstrap_servers, transactional_id="x")
+        producer.initTransactions()
+        for value in ("first", "second"):
+            producer.beginTransaction()
+            send(java, producer, "t", value)
+            producer.commitTransaction()
+            wait_until(lambda: epoch_of(java, admin, "t") is None, "the expiry")
+        assert values_of(java, broker.bootstrap_servers, "t") == ["first", "second"]
+        for client in (producer, admin):
+            client.close(java.milliseconds(1000))
