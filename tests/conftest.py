@@ -25,7 +25,14 @@ from hypothesis import settings
 from tests import beside
 from tests.support import BrokerProcess, jars_module
 
-JARS = {"broker_jars", "connector_jars", "delta_jars", "s3proxy_jars", "streams_jars"}
+JARS = {
+    "broker_jars",
+    "connect_jars",
+    "connector_jars",
+    "delta_jars",
+    "s3proxy_jars",
+    "streams_jars",
+}
 MAY_SKIP = ("needs root", "needs an RNIC")
 IN_CI = os.environ.get("CI", "").lower() not in ("", "0", "false")
 SEED = int(
@@ -161,6 +168,12 @@ def tiered_jars() -> list[Path]:
 def streams_jars(broker_jars: list[Path]) -> list[Path]:
     """Kafka Streams with all that it needs but RocksDB: its stores have to be in memory."""
     return [*broker_jars, *_jars("streams")]
+
+
+@pytest.fixture(scope="session")
+def connect_jars(broker_jars: list[Path]) -> list[Path]:
+    """Kafka Connect with its file connectors.  Its own jars first: its Jackson is newer."""
+    return [*_jars("connect"), *broker_jars]
 
 
 @pytest.fixture(scope="session")

@@ -31,7 +31,8 @@ class MissingJarsError(RuntimeError):
 
 def jars(kind: str) -> list[Path]:
     """The jars of a set, `broker`, `tiered` (what a broker needs beside for its local store),
-    `connector`, `delta`, `s3proxy` or `streams` (Kafka Streams); fetches what is missing.
+    `connector`, `delta`, `s3proxy`, `streams` (Kafka Streams) or `connect` (Kafka Connect with its
+    file connectors); fetches what is missing.
     MissingJarsError when one cannot be had, RuntimeError when one has another sum."""
     wanted = _listed(kind)
     folder = home()
