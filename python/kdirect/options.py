@@ -421,12 +421,14 @@ TOPIC = Options("Topic properties", (
 # Properties of a group (KIP-848) and of a subscription to clients' metrics (KIP-714), which are
 # kept whether or not there is such a group or client.
 GROUP = Options("Group properties", (
-    Option("consumer.heartbeat.interval.ms", "ms", 5000,
-           "How often members of a group with group.protocol=consumer are to send heartbeats.",
-           low=5000, high=15_000),
-    Option("consumer.session.timeout.ms", "ms", 45_000,
-           "How long such a member may be silent before it is taken for dead.", low=45_000,
-           high=60_000),
+    Option("consumer.heartbeat.interval.ms", "ms", None,
+           "How often members of a group with group.protocol=consumer are to send heartbeats. "
+           "Overrides group.consumer.heartbeat.interval.ms of the broker.",
+           low=1, high=0x7FFFFFFF, synonym="group.consumer.heartbeat.interval.ms"),
+    Option("consumer.session.timeout.ms", "ms", None,
+           "How long such a member may be silent before it is taken for dead. Overrides "
+           "group.consumer.session.timeout.ms of the broker.",
+           low=1, high=0x7FFFFFFF, synonym="group.consumer.session.timeout.ms"),
 ))
 
 CLIENT_METRICS = Options("Client metrics properties", (

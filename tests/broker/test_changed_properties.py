@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 
 import pytest
 from confluent_kafka import KafkaException, Producer
@@ -152,6 +153,41 @@ def test_groups_and_subscriptions_keep_their_properties(tmp_path, raw):
         assert alter(connection, GROUP, "g", ("consumer.session.timeout.ms", None)) == 0
         request = build(p.ListConfigResourcesRequest, resource_types=[GROUP])
         assert connection.call(request, 1).config_resources == []
+
+
+def beat(connection, group, member, epoch):
+    fields = {"rebalance_timeout_ms": 60_000, "topic_partitions": []} if epoch == 0 else {}
+    request = build(
+        p.ConsumerGroupHeartbeatRequest,
+        group_id=group,
+        member_id=member,
+        member_epoch=epoch,
+        subscribed_topic_names=["t"] if epoch == 0 else None,
+        **fields,
+    )
+    return connection.call(request, 1)
+
+
+def test_a_groups_properties_hold_from_the_next_heartbeat_on(tmp_path, raw):
+    limits = {
+        "group_consumer_min_session_timeout_ms": 300,
+        "group_consumer_min_heartbeat_interval_ms": 100,
+    }
+    with kdirect.Broker(log_dirs=tmp_path, **limits) as b:
+        connection = raw(b.bootstrap_servers)
+        names = ("consumer.session.timeout.ms", "consumer.heartbeat.interval.ms")
+        joined = {g: beat(connection, g, "m", 0) for g in ("short", "other")}
+        assert {a.heartbeat_interval_ms for a in joined.values()} == {5000}
+        assert alter(connection, GROUP, "short", (names[0], "400"), (names[1], "150")) == 0
+        for wrong in (("200", "150"), ("70000", "150"), ("400", "50"), ("400", "16000")):
+            assert alter(connection, GROUP, "other", *zip(names, wrong, strict=True)) == 40
+        assert alter(connection, GROUP, "other", (names[0], "400")) == 40  # heartbeats each 5000
+        for group, interval in (("short", 150), ("other", 5000)):
+            answer = beat(connection, group, "m", joined[group].member_epoch)
+            assert (answer.error_code, answer.heartbeat_interval_ms) == (0, interval)
+        time.sleep(1)
+        codes = [beat(connection, g, "m", joined[g].member_epoch).error_code for g in joined]
+        assert codes == [25, 0]  # UNKNOWN_MEMBER_ID: its session has ended
 
 
 def test_levels_of_loggers(broker, raw):

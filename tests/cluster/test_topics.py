@@ -224,6 +224,20 @@ def test_configs_of_topics_and_brokers() -> None:
     for name in ("1", paths.ALL_BROKERS):
         desk.ask(AlterConfig(None, ConfigOf.BROKER, name, {"e": "5"}))
         assert config(paths.broker_config(name)) == {"e": "5"}
+    for of in (ConfigOf.GROUP, ConfigOf.METRICS):
+        for name in ("..", "a/b é%2F"):
+            path = paths.other_config(of.value, name)
+            desk.ask(AlterConfig(None, of, name, {"e": "5"}))
+            assert config(path) == {"e": "5"}
+            assert paths.other_of_config(path) == (of.value, name)
+            desk.begin()  # the next controller has read it
+            desk.ask(AlterConfig(None, of, name, {"f": "6"}))
+            assert config(path) == {"e": "5", "f": "6"}
+            desk.ask(AlterConfig(None, of, name, {"e": None, "f": None}))
+            assert desk.tree.get(path) is None  # nothing is kept of it
+        for name in ("", "x" * 1025):
+            answer = desk.ask(AlterConfig(None, of, name, {"e": "5"}))
+            assert answer.outcome.code is Code.INVALID_REQUEST
     answer = desk.ask(AlterConfig(None, ConfigOf.TOPIC, "none", {}))
     assert answer.outcome.code is Code.UNKNOWN_TOPIC_OR_PARTITION
     answer = desk.ask(AlterConfig(None, ConfigOf.BROKER, "x", {}))

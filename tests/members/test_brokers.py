@@ -165,10 +165,54 @@ def test_configs_of_topics_and_brokers_change_through_any_broker(brokers: Any) -
     rate = "leader.replication.throttled.rate"
     assert code(alter(ours[0], 4, "2", leader_replication_throttled_rate=1000)) is E.NONE
     wait_until(lambda: described(ours[1], 4, "2")[rate] == "1000", "the broker knows")
-    assert code(alter(ours[0], 4, "2", num_partitions=3)) is E.INVALID_CONFIG
+    assert code(alter(ours[0], 4, "2", num_partitions=3)) is E.INVALID_REQUEST
+    assert code(alter(ours[0], 4, "2", min_insync_replicas=2)) is E.INVALID_REQUEST
     assert code(alter(ours[0], 4, "", min_insync_replicas=2)) is E.NONE
     assert code(alter(ours[0], 4, "2", leader_replication_throttled_rate=None)) is E.NONE
     wait_until(lambda: described(ours[1], 4, "2")[rate] != "1000", "it was taken back")
+
+
+def test_properties_of_all_kinds_are_the_clusters(brokers: Any) -> None:
+    """They apply at once where they were asked for, soon elsewhere, and outlive the controller."""
+    ours = brokers(2, log_retention_ms=5000)
+    create(ours[0], "t", partitions=1, factor=2)
+    tp, group = TopicPartition("t", 0), "a/b 100%.."
+
+    def retention(broker: Any) -> int:
+        return broker.server.logs.partitions[tp].config.retention_ms
+
+    for broker in ours:
+        wait_until(lambda b=broker: tp in b.server.logs.partitions, "the replica was made")
+    assert code(alter(ours[1], 4, "", log_retention_ms=6000)) is E.NONE
+    assert retention(ours[1]) == 6000
+    wait_until(lambda: retention(ours[0]) == 6000, "the other broker follows")
+    assert code(alter(ours[0], 4, "2", log_retention_ms=7000)) is E.NONE
+    wait_until(lambda: retention(ours[1]) == 7000, "its own goes before that of all")
+    assert retention(ours[0]) == 6000
+    assert code(alter(ours[0], 4, "1", log_segment_bytes=1)) is E.INVALID_REQUEST
+    assert code(alter(ours[0], 32, group, consumer_session_timeout_ms=50_000)) is E.NONE
+    assert code(alter(ours[0], 32, group, consumer_session_timeout_ms=1)) is E.INVALID_CONFIG
+    assert code(alter(ours[0], 32, "", consumer_session_timeout_ms=50_000)) is E.INVALID_REQUEST
+    assert code(alter(ours[1], 16, "m", interval_ms=200, metrics="a.")) is E.NONE
+    assert code(alter(ours[1], 16, "m", match="shoe=1")) is E.INVALID_CONFIG
+
+    def told(broker: Any) -> tuple[str, str]:
+        session = described(broker, 32, group)["consumer.session.timeout.ms"]
+        return session, described(broker, 16, "m")["interval.ms"]
+
+    for broker in ours:
+        wait_until(lambda b=broker: told(b) == ("50000", "200"), "every broker knows")
+    assert code(alter(ours[1], 8, "1", kdirect="INFO")) is E.INVALID_REQUEST
+    ours[0].stop()
+    ours[1].stop()
+    ours[1].start()  # a controller that has read all of it from the store
+    assert retention(ours[1]) == 7000 and told(ours[1]) == ("50000", "200")
+    assert code(alter(ours[1], 32, group, consumer_session_timeout_ms=None)) is E.NONE
+    assert code(alter(ours[1], 4, "2", log_retention_ms=None)) is E.NONE
+    assert retention(ours[1]) == 6000
+    request = build(p.ListConfigResourcesRequest, resource_types=[32, 16, 4])
+    listed = ask(ours[1], request, 1).config_resources
+    assert [(r.resource_type, r.resource_name) for r in listed] == [(16, "m"), (4, "2")]
 
 
 def test_producer_ids_are_given_once(brokers: Any) -> None:

@@ -2,8 +2,8 @@
 subscriptions to clients' metrics.
 
 Owns: ``properties.json`` in the first log directory of a broker that is alone, and what it says.
-The file is replaced whole, so a crash leaves the old or the new one.  (The brokers of a cluster
-keep those of brokers in the metadata store.)
+The file is replaced whole, so a crash leaves the old or the new one.  (Those of a cluster are in
+the metadata store: `member_properties`.)
 
 Looking needs no lock; any thread may.  Changing is file work: it runs on one thread at a time, the
 broker's admin thread.
@@ -16,6 +16,7 @@ import json
 import logging
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from kdirect.errors import ConfigError, CorruptLogError, LogError
 from kdirect.log.checkpoint import replace_file
@@ -47,8 +48,8 @@ Properties = Mapping[str, str]
 
 
 class ChangedProperties:
-    """See the module.  A broker has one.  A broker that is not alone has no file (None), and
-    nothing to change."""
+    """See the module.  A broker has one; that of a cluster, which has no file (None), is a
+    `MemberProperties`."""
 
     def __init__(self, directory: Path | None) -> None:
         self._file = None if directory is None else directory / PROPERTIES_FILE
@@ -90,11 +91,7 @@ class ChangedProperties:
     def replace(self, kind: Kind, name: str, properties: Properties) -> None:
         """Have these properties of `name` and no others, on disk.  LogError, and nothing has
         changed."""
-        if self._file is None:
-            raise ConfigError(
-                f"properties of {kind.value} cannot be changed in a cluster yet",
-                hint="set them in the brokers' properties files",
-            )
+        assert self._file is not None  # in a cluster the controller is asked
         section = {**self._found[kind], name: dict(properties)}
         if not properties:
             del section[name]
@@ -110,9 +107,11 @@ class ChangedProperties:
         self._found = found
 
 
-def checked(kind: Kind, properties: Properties) -> dict[str, str]:
+def checked(
+    kind: Kind, properties: Properties, broker: Mapping[str, Any] | None = None
+) -> dict[str, str]:
     """Properties by their own names.  ConfigError for one that is unknown, cannot change, or has a
-    bad value."""
+    bad value; `broker`: the values of the broker's options, which limit those of groups."""
     out = {}
     for given, text in properties.items():
         row = TABLES[kind].find(given)
@@ -123,4 +122,32 @@ def checked(kind: Kind, properties: Properties) -> dict[str, str]:
             )
         row.parse(text)
         out[row.name] = text
+    if kind is Kind.GROUP and broker is not None:
+        _check_group(out, broker)
     return out
+
+
+def value_of_group(name: str, own: Properties, broker: Mapping[str, Any]) -> int:
+    """What holds for a group in ms: its own property, else the broker's."""
+    row = GROUP.find(name)
+    text = own.get(name)
+    return int(broker[row.synonym] if text is None else row.parse(text))
+
+
+def _check_group(own: Properties, broker: Mapping[str, Any]) -> None:
+    """Kafka's `GroupConfig.validate`: the limits of the broker, and a session that is longer than
+    the time between two heartbeats."""
+    values = {row.name: value_of_group(row.name, own, broker) for row in GROUP.rows}
+    for name, value in values.items():
+        least, most = (f"group.{name.replace('.', f'.{m}.', 1)}" for m in ("min", "max"))
+        if name in own and not broker[least] <= value <= broker[most]:
+            raise ConfigError(
+                f"{name}: {value} is not from {broker[least]} to {broker[most]}",
+                hint=f"choose another value, or change {least} or {most} of the broker",
+            )
+    heartbeat, session = (values[row.name] for row in GROUP.rows)
+    if session <= heartbeat:
+        raise ConfigError(
+            "consumer.session.timeout.ms must be greater than consumer.heartbeat.interval.ms",
+            hint=f"choose more than {heartbeat}",
+        )

@@ -21,7 +21,7 @@ from __future__ import annotations
 import dataclasses
 import uuid
 from collections import Counter
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -124,23 +124,37 @@ class HeartbeatResult:
     assignment: frozenset[Partition] | None = None
 
 
+# A group's id -> (session timeout, interval of heartbeats) in ms, as they are to be from now on.
+TimingOf = Callable[[str], tuple[int, int]]
+
+
 class ConsumerGroupCoordinator:
     """All groups of this broker that speak the new protocol.  Called on the event loop only.
-    `classic` has the others; a group's id is in one of the two."""
+    `classic` has the others; a group's id is in one of the two.  `timing_of`: where groups have
+    properties of their own; None: the settings hold for all."""
 
     def __init__(
-        self, settings: ConsumerGroupSettings, topics: Topics, classic: GroupCoordinator
+        self,
+        settings: ConsumerGroupSettings,
+        topics: Topics,
+        classic: GroupCoordinator,
+        timing_of: TimingOf | None = None,
     ) -> None:
         self.settings = settings
         self.topics = topics
         self.classic = classic
         self.groups: dict[str, ConsumerGroup] = {}
+        self._timing_of = timing_of or (
+            lambda group_id: (settings.session_timeout_ms, settings.heartbeat_interval_ms)
+        )
 
     def session_timeout_ms(self, group_id: str) -> int:
-        return self.settings.session_timeout_ms
+        """How long a member of this group may be silent."""
+        return self._timing_of(group_id)[0]
 
     def heartbeat_interval_ms(self, group_id: str) -> int:
-        return self.settings.heartbeat_interval_ms
+        """How often a member of this group is to send heartbeats; it is told in each answer."""
+        return self._timing_of(group_id)[1]
 
     # -- heartbeats --------------------------------------------------------------------------------
 

@@ -112,12 +112,30 @@ def result_row(resource: Any, code: int, message: str | None) -> dict[str, Any]:
     }
 
 
+def impossible(resource: Any, e: ConfigError) -> dict[str, Any]:
+    """The answer where properties cannot be so.  As Kafka, which refuses a broker's property that
+    is well formed and impossible with another code."""
+    of_broker = resource.resource_type == BROKER_RESOURCE
+    code = ErrorCode.INVALID_REQUEST if of_broker else ErrorCode.INVALID_CONFIG
+    return result_row(resource, code, str(e))
+
+
+def change_levels(resource: Any, request: Any) -> dict[str, Any]:
+    """Change the levels of this process's loggers; the answer."""
+    refusal = loggers.refusal(resource.configs)
+    if request.API_KEY == p.AlterConfigsRequest.API_KEY:
+        refusal = ErrorCode.INVALID_REQUEST, "levels are changed one by one"
+    if refusal is None and not request.validate_only:
+        loggers.change(resource.configs)
+    return result_row(resource, *(refusal or (0, None)))
+
+
 Rows = list[dict[str, Any]]
 Change = Callable[
     [Mapping[str, str], Any], dict[str, str]
 ]  # what is set, resource -> what is to be
 _SOURCES = {Kind.GROUP: SOURCE_GROUP, Kind.METRICS: SOURCE_CLIENT_METRICS}
-_KIND_OF = {
+KIND_OF = {
     BROKER_RESOURCE: Kind.BROKER,
     GROUP_RESOURCE: Kind.GROUP,
     METRICS_RESOURCE: Kind.METRICS,
@@ -213,7 +231,7 @@ class ConfigHandlers:
             if row.name in own:
                 value = own[row.name]
                 synonyms.append({"name": row.name, "value": value, "source": _SOURCES[kind]})
-            default = _text(row.default)
+            default = _text(self._config[row.synonym] if row.synonym else row.default)
             if kind is Kind.GROUP and not synonyms:
                 synonyms.append({"name": row.name, "value": default, "source": SOURCE_DEFAULT})
             out.append(_row(row, synonyms, default=default))
@@ -255,6 +273,10 @@ class ConfigHandlers:
             )
         return respond(header, p.DescribeConfigsResponse, results=results)
 
+    def brokers(self) -> list[str]:
+        """The names of the brokers that there are."""
+        return [self._broker_name]
+
     def _not_there(self, kind: int, name: str) -> Refusal | None:
         """Why nothing can be said of a resource, or done with it: (code, text)."""
         if kind not in KINDS:
@@ -279,7 +301,7 @@ class ConfigHandlers:
             return self.broker_rows() if name else self.all_brokers_rows()
         if kind == LOGGER_RESOURCE:
             return self._logger_rows()
-        return self._own_rows(_KIND_OF[kind], name)
+        return self._own_rows(KIND_OF[kind], name)
 
     # -- changing ----------------------------------------------------------------------------------
 
@@ -315,31 +337,22 @@ class ConfigHandlers:
     def _change(self, r: Any, request: Any, change_of: Callable[[Options], Change]) -> Any:
         """Change one resource, on the admin thread; its row of the answer.  `change_of(table)` says
         what to make of the properties that are set."""
-        whole = request.API_KEY == p.AlterConfigsRequest.API_KEY
         refusal = ill_formed(r, request.resources)
         if refusal is None and r.resource_type == TOPIC_RESOURCE and not r.resource_name:
             refusal = ErrorCode.INVALID_REQUEST, "Default topic resources are not allowed."
         refusal = refusal or self._not_there(r.resource_type, r.resource_name)
-        if refusal is None and r.resource_type == LOGGER_RESOURCE:
-            refusal = loggers.refusal(r.configs)
-            if whole:
-                refusal = ErrorCode.INVALID_REQUEST, "levels are changed one by one"
-            if refusal is None and not request.validate_only:
-                loggers.change(r.configs)
-            return result_row(r, *(refusal or (0, None)))
         if refusal is not None:
             return result_row(r, *refusal)
+        if r.resource_type == LOGGER_RESOURCE:
+            return change_levels(r, request)
         try:
             if r.resource_type == TOPIC_RESOURCE:
                 self._change_topic(r, change_of(TOPIC), request.validate_only)
             else:
-                kind = _KIND_OF[r.resource_type]
+                kind = KIND_OF[r.resource_type]
                 self._change_other(kind, r, change_of(TABLES[kind]), request.validate_only)
         except ConfigError as e:
-            # As Kafka, which refuses a broker's property that is well formed and impossible so.
-            of_broker = r.resource_type == BROKER_RESOURCE
-            code = ErrorCode.INVALID_REQUEST if of_broker else ErrorCode.INVALID_CONFIG
-            return result_row(r, code, str(e))
+            return impossible(r, e)
         except KdirectError as e:
             return result_row(r, *explain(e, f"change of the properties of {r.resource_name}"))
         return result_row(r, 0, None)
@@ -355,7 +368,7 @@ class ConfigHandlers:
 
     def _change_other(self, kind: Kind, r: Any, change: Change, validate_only: bool) -> None:
         name = r.resource_name
-        wanted = checked(kind, change(self._changed.of(kind, name), r))
+        wanted = checked(kind, change(self._changed.of(kind, name), r), self._config)
         values = None
         if kind is Kind.BROKER:
             found = {w: self.dynamic(w) for w in (ALL_BROKERS, self._broker_name)}
@@ -382,8 +395,8 @@ class ConfigHandlers:
             )
         names: dict[int, list[str]] = {
             TOPIC_RESOURCE: [t.name for t in self._topics if not t.deleting],
-            BROKER_RESOURCE: [self._broker_name],
-            LOGGER_RESOURCE: [self._broker_name],
+            BROKER_RESOURCE: self.brokers(),
+            LOGGER_RESOURCE: self.brokers(),
             METRICS_RESOURCE: self._changed.names(Kind.METRICS),
             GROUP_RESOURCE: self._changed.names(Kind.GROUP),
         }

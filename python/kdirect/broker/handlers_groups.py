@@ -18,6 +18,7 @@ from functools import partial
 from typing import Any
 
 from kdirect.broker.answers import Answer, later, respond
+from kdirect.broker.changed_properties import Kind, value_of_group
 from kdirect.broker.classic_members import ClassicMembers
 from kdirect.broker.connection import Connection
 from kdirect.broker.consumer_group_state import ConsumerGroup, ConsumerMember
@@ -94,6 +95,7 @@ class GroupHandlers:
             ),
             BrokerTopics(services.topics),
             self.coordinator,
+            self._timing_of,
         )
         self._classic_members = ClassicMembers(self.consumer)
         self._saves = GroupSaves(self._offsets.save_rows)
@@ -107,6 +109,15 @@ class GroupHandlers:
     def now(self) -> float:
         """The coordinator's clock, in ms."""
         return self._environment.monotonic() * 1000
+
+    def _timing_of(self, group_id: str) -> tuple[int, int]:
+        """(session timeout, heartbeat interval) in ms of a group of the new protocol."""
+        own = self._services.properties.of(Kind.GROUP, group_id)
+        config = self._services.config
+        return (
+            value_of_group("consumer.session.timeout.ms", own, config),
+            value_of_group("consumer.heartbeat.interval.ms", own, config),
+        )
 
     # -- life --------------------------------------------------------------------------------------
 

@@ -1,47 +1,55 @@
 """Requests about properties in a cluster: `ConfigHandlers` of a member.
 
-Topics' properties and a few of the brokers' are kept in the metadata store, where the controller
-writes them; any broker takes the requests.  All other properties of a broker are set when it
-starts, as those of a broker that is alone.
+The properties of topics, brokers, groups and subscriptions to clients' metrics are kept in the
+metadata store, where the controller writes them; any broker takes the requests and checks them.
+The levels of loggers are those of the process that is asked.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Set
+from collections.abc import Awaitable, Mapping, Set
 from typing import Any
 
 from kdirect.broker.answers import Answer, later, respond
+from kdirect.broker.changed_properties import ALL_BROKERS, TABLES, Kind, checked
 from kdirect.broker.config_requests import (
     APPEND,
     BROKER_RESOURCE,
-    DELETE,
-    SET,
+    LOGGER_RESOURCE,
     SUBTRACT,
     TOPIC_RESOURCE,
+    Refusal,
     changed,
     ill_formed,
     operation_of,
 )
 from kdirect.broker.connection import Connection
 from kdirect.broker.failures import explain
-from kdirect.broker.handlers_configs import ConfigHandlers, result_row
+from kdirect.broker.handlers_configs import (
+    KIND_OF,
+    ConfigHandlers,
+    change_levels,
+    impossible,
+    result_row,
+)
 from kdirect.broker.handlers_topics import ask
+from kdirect.broker.member_properties import CONFIG_OF, MemberProperties
 from kdirect.broker.member_topics import ASK_S
 from kdirect.broker.picture import Picture
 from kdirect.broker.services import Services
-from kdirect.broker.topics import Topic
 from kdirect.cluster import paths
-from kdirect.cluster.codes import DONE, Code, Outcome
+from kdirect.cluster.codes import DONE, Code
 from kdirect.cluster.requests import AlterConfig, ConfigOf
 from kdirect.errors import ConfigError
 from kdirect.format import protocol as p
+from kdirect.format.error_codes import ErrorCode
 from kdirect.member.metadata import Metadata
-from kdirect.options import BROKER, TOPIC
+from kdirect.option_table import Options
+from kdirect.options import TOPIC
 
-# Of brokers, these alone are kept in the store: for one broker or for all, and for all only.
-DYNAMIC = frozenset(("leader.replication.throttled.rate", "follower.replication.throttled.rate"))
-DYNAMIC_FOR_ALL = DYNAMIC | {"min.insync.replicas", "unclean.leader.election.enable"}
+# What the controller decides by, which is no single broker's.
+FOR_ALL_ONLY = frozenset(("min.insync.replicas", "unclean.leader.election.enable"))
 
 Properties = Mapping[str, str | None]
 
@@ -49,9 +57,10 @@ Properties = Mapping[str, str | None]
 class MemberConfigHandlers(ConfigHandlers):
     """See the module.  A member has one, used on its event loop."""
 
-    def __init__(self, services: Services, picture: Picture) -> None:
+    def __init__(self, services: Services, picture: Picture, properties: MemberProperties) -> None:
         super().__init__(services)
         self._picture = picture
+        self._properties = properties
 
     # -- looking -----------------------------------------------------------------------------------
 
@@ -68,98 +77,96 @@ class MemberConfigHandlers(ConfigHandlers):
         await self._picture.catch_up(lambda m: all(m.topic(name) is not None for name in names))
         return super().describe(connection, header, request)
 
-    def dynamic(self, whose: str) -> Mapping[str, str]:
-        """Those of the store."""
-        configs = self._picture.metadata.image.broker_configs
-        return configs.get(whose or paths.ALL_BROKERS, {})
-
-    def broker_rows(self) -> list[dict[str, Any]]:
-        """Every property of the broker; few of them can be changed in a cluster."""
-        rows = super().broker_rows()
-        for row in rows:
-            row["read_only"] = row["name"] not in DYNAMIC_FOR_ALL
-        return rows
+    def brokers(self) -> list[str]:
+        return [str(node) for node in sorted(self._picture.metadata.brokers)]
 
     # -- changing ----------------------------------------------------------------------------------
 
     def alter(self, connection: Connection, header: p.RequestHeader, request: Any) -> Answer:
         """AlterConfigs: the given properties replace all that were set."""
-        return later(self._all(header, p.AlterConfigsResponse, request, self._replaced))
+        return later(self._all(header, p.AlterConfigsResponse, request))
 
     def alter_incrementally(
         self, connection: Connection, header: p.RequestHeader, request: Any
     ) -> Answer:
         """IncrementalAlterConfigs: apply the given operations to the properties that are set."""
-        return later(
-            self._all(header, p.IncrementalAlterConfigsResponse, request, self._incremented)
-        )
+        return later(self._all(header, p.IncrementalAlterConfigsResponse, request))
 
-    async def _all(
-        self,
-        header: p.RequestHeader,
-        response: Any,
-        request: Any,
-        question: Callable[[Any], AlterConfig],
-    ) -> Answer:
+    async def _all(self, header: p.RequestHeader, response: Any, request: Any) -> Answer:
         rows: list[Awaitable[dict[str, Any]]] = [
-            self._alter_one(r, request, question) for r in request.resources
+            self._alter_one(r, request) for r in request.resources
         ]
         return respond(header, response, responses=await asyncio.gather(*rows))
 
-    async def _alter_one(
-        self, r: Any, request: Any, question: Callable[[Any], AlterConfig]
-    ) -> dict[str, Any]:
-        validate_only = request.validate_only
+    async def _alter_one(self, r: Any, request: Any) -> dict[str, Any]:
+        whole = request.API_KEY == p.AlterConfigsRequest.API_KEY
         try:
-            malformed = ill_formed(r, request.resources)
-            if malformed is not None:
-                return result_row(r, *malformed)
-            refused = await self._refused(r)
-            if refused is not None:
-                return result_row(r, int(refused.code), refused.message)
-            wanted = question(r)
+            refusal = ill_formed(r, request.resources) or await self._refusal(r)
+            if refusal is not None:
+                return result_row(r, *refusal)
+            if r.resource_type == LOGGER_RESOURCE:
+                return change_levels(r, request)
+            of_topic = r.resource_type == TOPIC_RESOURCE
+            wanted = (self._of_topic if of_topic else self._of_other)(r, whole)
+        except ConfigError as e:
+            return impossible(r, e)
         except Exception as e:
             return result_row(r, *explain(e, f"change of the properties of {r.resource_name}"))
         outcome = DONE
-        if not validate_only and (wanted.properties or wanted.whole):
+        if not request.validate_only and (wanted.properties or whole):
             outcome, _ = await ask(self._picture, wanted, ASK_S)
-        if outcome.code == Code.NONE and not validate_only:
+        if outcome.code == Code.NONE and not request.validate_only:
             await self._picture.until(lambda m: _shows(m, wanted))
+            await self._properties.settled()
         return result_row(r, int(outcome.code), outcome.message or None)
 
-    async def _refused(self, r: Any) -> Outcome | None:
+    async def _refusal(self, r: Any) -> Refusal | None:
+        """Why nothing is done with a resource: (code, text).  What a list is added to has to be
+        what the controller knows."""
+        name, lists = r.resource_name, any(_changes_list(c) for c in r.configs)
         if r.resource_type == TOPIC_RESOURCE:
-            name, lists = r.resource_name, any(_changes_list(c) for c in r.configs)
             await self._picture.catch_up(lambda m: m.topic(name) is not None and not lists)
             topic = self._topics.get(name)
             if topic is None or topic.deleting:
-                text = f"there is no topic {r.resource_name}"
-                return Outcome(Code.UNKNOWN_TOPIC_OR_PARTITION, text)
-        elif r.resource_type != BROKER_RESOURCE:
-            text = f"resources of type {r.resource_type} have no configs here"
-            return Outcome(Code.INVALID_REQUEST, text)
-        return None
-
-    def _replaced(self, r: Any) -> AlterConfig:
-        given: Properties = {c.name: c.value for c in r.configs}
+                return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {name}"
+            return None
+        await self._picture.catch_up(lambda m: not lists)
         if r.resource_type == BROKER_RESOURCE:
-            return _of_broker(r.resource_name, given, whole=True)
-        texts = self._topics.checked_configs(r.resource_name, given)
-        return AlterConfig(None, ConfigOf.TOPIC, r.resource_name, texts, whole=True)
+            return None  # of any broker: the controller keeps them
+        return self._not_there(r.resource_type, name)
 
-    def _incremented(self, r: Any) -> AlterConfig:
-        if r.resource_type == BROKER_RESOURCE:
-            for c in r.configs:
-                if c.config_operation not in (SET, DELETE):
-                    raise ConfigError(f"config {c.name} is no list", hint="set it or delete it")
-            given = {c.name: c.value if c.config_operation == SET else None for c in r.configs}
-            return _of_broker(r.resource_name, given, whole=False)
+    def _of_topic(self, r: Any, whole: bool) -> AlterConfig:
         topic = self._topics.get(r.resource_name)
-        assert topic is not None  # `_refused` has looked
-        configs = self._topics.checked_configs(topic.name, changed(topic.configs, r, TOPIC))
-        named = _names(topic, r)
-        properties = {name: configs.get(name) for name in named}
-        return AlterConfig(None, ConfigOf.TOPIC, topic.name, properties)
+        assert topic is not None  # `_refusal` has looked
+        configs = self._topics.checked_configs(topic.name, _after(topic.configs, r, TOPIC, whole))
+        asked = configs if whole else _named(configs, r, TOPIC)
+        return AlterConfig(None, ConfigOf.TOPIC, topic.name, asked, whole=whole)
+
+    def _of_other(self, r: Any, whole: bool) -> AlterConfig:
+        kind, name = KIND_OF[r.resource_type], r.resource_name
+        own = self._properties.of(kind, name)
+        configs = checked(kind, _after(own, r, TABLES[kind], whole), self._config)
+        if kind is Kind.BROKER:
+            self._check_broker(name, configs)
+        asked = configs if whole else _named(configs, r, TABLES[kind])
+        stored = (name or paths.ALL_BROKERS) if kind is Kind.BROKER else name
+        return AlterConfig(None, CONFIG_OF[kind], stored, asked, whole=whole)
+
+    def _check_broker(self, name: str, configs: Mapping[str, str]) -> None:
+        """ConfigError where a broker cannot have these properties."""
+        if name and (for_all := FOR_ALL_ONLY & configs.keys()):
+            raise ConfigError(
+                f"the broker's property {min(for_all)} cannot change while it runs",
+                hint="set it for all brokers, whose name is empty",
+            )
+        if name in (ALL_BROKERS, self._broker_name):
+            found = {w: self.dynamic(w) for w in (ALL_BROKERS, self._broker_name)}
+            self._config.changed_by(*{**found, name: configs}.values())
+
+
+def _after(own: Mapping[str, str], r: Any, table: Options, whole: bool) -> dict[str, str]:
+    """The properties of a resource after the request."""
+    return {c.name: c.value for c in r.configs} if whole else changed(own, r, table)
 
 
 def _changes_list(config: Any) -> bool:
@@ -167,25 +174,10 @@ def _changes_list(config: Any) -> bool:
     return operation_of(config) in (APPEND, SUBTRACT)
 
 
-def _names(topic: Topic, r: Any) -> list[str]:
-    """The properties that a request names, by their own names."""
-    return [TOPIC.find(c.name).name for c in r.configs]
-
-
-def _of_broker(name: str, properties: Properties, *, whole: bool) -> AlterConfig:
-    """The question to change properties of a broker, of all where `name` is empty; ConfigError for
-    what no broker has in the store."""
-    for key, value in properties.items():
-        if value is None:
-            continue  # taking back what was never set changes nothing
-        if key not in (DYNAMIC if name else DYNAMIC_FOR_ALL):
-            raise ConfigError(
-                f"the broker's property {key} cannot change while it runs",
-                hint="set it in its properties file and restart it",
-            )
-        BROKER.find(key).parse(value)
-    known = {key: value for key, value in properties.items() if key in DYNAMIC_FOR_ALL}
-    return AlterConfig(None, ConfigOf.BROKER, name or paths.ALL_BROKERS, known, whole=whole)
+def _named(configs: Mapping[str, str], r: Any, table: Options) -> Properties:
+    """Of the properties those that a request names; None: it is not set any more."""
+    names = [table.find(c.name).name for c in r.configs if table.knows(c.name)]
+    return {name: configs.get(name) for name in names}
 
 
 def _shows(metadata: Metadata, wanted: AlterConfig) -> bool:
@@ -193,11 +185,13 @@ def _shows(metadata: Metadata, wanted: AlterConfig) -> bool:
     config: Mapping[str, str]
     if wanted.of is ConfigOf.BROKER:
         config = metadata.image.broker_configs.get(wanted.name, {})
-    else:
+    elif wanted.of is ConfigOf.TOPIC:
         topic = metadata.topic(wanted.name)
         if topic is None:
             return True
         config = topic.config
+    else:
+        config = metadata.image.other_configs.get((wanted.of.value, wanted.name), {})
     if wanted.whole:
         return dict(config) == {k: v for k, v in wanted.properties.items() if v is not None}
     return all(config.get(name) == value for name, value in wanted.properties.items())

@@ -37,6 +37,7 @@ from kdirect.broker.handlers_replicated import ReplicatedDataHandlers
 from kdirect.broker.handlers_topics import TopicHandlers
 from kdirect.broker.listeners import Listeners
 from kdirect.broker.local_replicas import LocalReplicas, Remove
+from kdirect.broker.member_properties import MemberProperties
 from kdirect.broker.member_topics import MemberTopics, check_remote_storage
 from kdirect.broker.member_view import MemberView
 from kdirect.broker.metadata_appends import MetadataAppends
@@ -102,6 +103,7 @@ class Member:
         )
         self.topics = MemberTopics(logs, self.view, environment)
         self.picture = Picture(self.membership)
+        self.properties = MemberProperties(lambda: self.membership.metadata, config, logs)
         self.figures = Figures(config["node.id"])
         self.membership.subscribe(self.figures.changed)
         self.replicas: Any = None
@@ -190,7 +192,7 @@ class Member:
 
     def handlers(self, services: Services) -> tuple[Any, Any, TopicHandlers, PlacementHandlers]:
         """Those for configs, records, topics and placement."""
-        configs = MemberConfigHandlers(services, self.picture)
+        configs = MemberConfigHandlers(services, self.picture, self.properties)
         data = ReplicatedDataHandlers(services, self.replicas, self.picture)
         self.metadata_appends = MetadataAppends(services)
         self._coming = data.coming
@@ -224,6 +226,7 @@ class Member:
         await self._files.admin(self._look_back)
         await self.membership.start(self._endpoints(listeners), self._kept)
         check_remote_storage(self.membership.metadata, self._config)
+        await self.properties.follow(self.membership.subscribe, self._files.admin)
         self.topics.bind(self.membership, self.replicas, self.picture)
         self.membership.subscribe(self._local.follow)
         if self._own is not None:

@@ -71,9 +71,13 @@ class BrokerServer:
             cluster_id=layout.cluster_id if layout is not None else None,
             replicated=bool(config["zookeeper.connect"]),
         )
-        self.properties = _changed_properties(config, self.logs)
         # None: the broker is alone, or has a layout.
         self.member = self._as_member(layout)
+        self.properties = (
+            ChangedProperties(self.logs.log_dirs[0])
+            if self.member is None
+            else self.member.properties
+        )
         self.view: ClusterView
         self.topics: Registry
         if self.member is not None:
@@ -284,6 +288,8 @@ class BrokerServer:
         """Go on with the properties that were changed in an earlier run; ConfigError names one that
         the broker cannot have any more."""
         self.properties.load()
+        if self.member is not None:
+            return  # the store has them: see `Member.join`
         names = (ALL_BROKERS, str(self.config["node.id"]))
         found = [checked(Kind.BROKER, self.properties.of(Kind.BROKER, n)) for n in names]
         if any(found):
@@ -536,11 +542,6 @@ class BrokerServer:
         if self.remote is not None:
             out.update(self.remote.statistics())
         return out
-
-
-def _changed_properties(config: BrokerConfig, logs: LogManager) -> ChangedProperties:
-    """Those of a broker that is alone; the store keeps those of others."""
-    return ChangedProperties(None if config["zookeeper.connect"] else logs.log_dirs[0])
 
 
 def _watch_nothing(tp: TopicPartition) -> None:

@@ -38,6 +38,7 @@ class Draft:
         self._open: dict[str, list[Partition]] = {}  # of topics whose partitions are changed
         self._reassigned: dict[str, None] = {}  # topics whose own node is to be written
         self._broker_configs = dict(image.broker_configs)
+        self._other_configs = dict(image.other_configs)
         self._versions = dict(image.versions)
         self._rules: dict[str, Rules] = {}  # as far as they were looked up
         self._writes: dict[str, Operation] = {}
@@ -72,6 +73,9 @@ class Draft:
 
     def broker_config(self, name: str) -> Mapping[str, str]:
         return self._broker_configs.get(name, {})
+
+    def other_config(self, of: str, name: str) -> Mapping[str, str]:
+        return self._other_configs.get((of, name), {})
 
     def rules(self, name: str) -> Rules:
         if name not in self._rules:
@@ -167,6 +171,17 @@ class Draft:
         self._broker_configs[name] = config
         self._put(paths.broker_config(name), records.encode_config(config))
 
+    def set_other_config(self, of: str, name: str, config: dict[str, str]) -> None:
+        """Of a group or a subscription; without properties nothing is kept of it."""
+        path = paths.other_config(of, name)
+        if config:
+            self._other_configs[(of, name)] = config
+            self._put(path, records.encode_config(config))
+        else:
+            self._other_configs.pop((of, name), None)
+            self._changed[path] = None
+            self.take_node(path)
+
     def mark_deletion(self, name: str) -> None:
         """From now on the topic is not used any more; its nodes go bit by bit."""
         self._topics[name] = self._topics[name]._replace(deleting=True)
@@ -249,6 +264,7 @@ class Draft:
         after = self._base._replace(
             topics=self._topics,
             broker_configs=self._broker_configs,
+            other_configs=self._other_configs,
             versions=self._versions,
             changes=changes,
         )

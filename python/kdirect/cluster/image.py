@@ -48,6 +48,7 @@ class Image(NamedTuple):
     changes: Changes = Changes()
     topics: Mapping[str, Topic] = {}
     broker_configs: Mapping[str, Mapping[str, str]] = {}
+    other_configs: Mapping[tuple[str, str], Mapping[str, str]] = {}  # by `paths.other_of_config`
     versions: Mapping[str, int] = {}
     damaged: Mapping[str, CorruptMetadataError] = {}
 
@@ -154,6 +155,7 @@ def absorb(image: Image, nodes: Mapping[str, Node | None]) -> Image:
     """The image with nodes as they were read; None where there is none."""
     topics, versions = dict(image.topics), dict(image.versions)
     configs, damaged = dict(image.broker_configs), dict(image.damaged)
+    others = dict(image.other_configs)
     changes = image.changes
     opened: dict[str, list[Partition]] = {}  # of topics whose states are among the nodes
     for path, node in nodes.items():
@@ -176,6 +178,11 @@ def absorb(image: Image, nodes: Mapping[str, Node | None]) -> Image:
                 _absorb_topic(topics, opened.pop(name, None), name, path, value)
             elif (name := paths.name_below(path, paths.BROKER_CONFIGS)) is not None:
                 configs[name] = records.decode_config(path, value or b"")
+            elif (other := paths.other_of_config(path)) is not None:
+                if value is None:
+                    others.pop(other, None)
+                else:
+                    others[other] = records.decode_config(path, value)
             elif (name := paths.name_below(path, paths.TOPIC_CONFIGS)) in topics:
                 assert name is not None
                 config = records.decode_config(path, value or b"")
@@ -188,7 +195,12 @@ def absorb(image: Image, nodes: Mapping[str, Node | None]) -> Image:
     for name, partitions in opened.items():
         topics[name] = topics[name]._replace(partitions=tuple(partitions))
     return image._replace(
-        topics=topics, versions=versions, broker_configs=configs, damaged=damaged, changes=changes
+        topics=topics,
+        versions=versions,
+        broker_configs=configs,
+        other_configs=others,
+        damaged=damaged,
+        changes=changes,
     )
 
 

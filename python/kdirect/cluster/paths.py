@@ -11,6 +11,7 @@ path                                                   what it is; who writes it
 ``/brokers/topics/T``                                  replicas of the partitions; the controller
 ``/brokers/topics/T/partitions/P/state``               leader, in-sync replicas; the controller
 ``/config/topics/T``, ``/config/brokers/N``            configs; the controller
+``/config/groups/G``, ``/config/client-metrics/M``     the same, with percent-encoded names
 ``/admin/delete_topics/T``                             T is being deleted; the controller
 ``/admin/reassign_partitions``                         Kafka's old tools; the controller takes it
 ``/latest_producer_id_block``                          the block of ids given last; any broker
@@ -23,6 +24,7 @@ path                                                   what it is; who writes it
 from __future__ import annotations
 
 import re
+from urllib.parse import quote, unquote
 
 from kdirect.model import TopicPartition
 
@@ -33,6 +35,7 @@ BROKER_IDS = "/brokers/ids"
 TOPICS = "/brokers/topics"
 TOPIC_CONFIGS = "/config/topics"
 BROKER_CONFIGS = "/config/brokers"
+OTHER_CONFIGS = {"group": "/config/groups", "client-metrics": "/config/client-metrics"}
 DELETIONS = "/admin/delete_topics"
 REASSIGNMENTS = "/admin/reassign_partitions"
 PRODUCER_ID_BLOCK = "/latest_producer_id_block"
@@ -50,6 +53,7 @@ PERSISTENT: tuple[tuple[str, bytes], ...] = (
     ("/config", b""),
     (TOPIC_CONFIGS, b""),
     (BROKER_CONFIGS, b""),
+    *((path, b"") for path in OTHER_CONFIGS.values()),
     ("/admin", b""),
     (DELETIONS, b""),
     (CONTROLLER_EPOCH, b"0"),
@@ -87,6 +91,20 @@ def topic_config(name: str) -> str:
 def broker_config(name: str) -> str:
     """`name`: a broker's number, or `ALL_BROKERS`."""
     return f"{BROKER_CONFIGS}/{name}"
+
+
+def other_config(of: str, name: str) -> str:
+    """`of`: a key of `OTHER_CONFIGS`; `name`: any text, which a path may not hold as it is."""
+    encoded = quote(name, safe="")
+    return f"{OTHER_CONFIGS[of]}/{encoded.replace('.', '%2E') if name in ('.', '..') else encoded}"
+
+
+def other_of_config(path: str) -> tuple[str, str] | None:
+    """(`of`, name) of `other_config`; None for another path."""
+    for of, parent in OTHER_CONFIGS.items():
+        if (name := name_below(path, parent)) is not None:
+            return of, unquote(name)
+    return None
 
 
 def deletion(name: str) -> str:

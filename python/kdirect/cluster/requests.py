@@ -64,10 +64,13 @@ class DeleteTopic(NamedTuple):
 class ConfigOf(enum.Enum):
     TOPIC = "topic"
     BROKER = "broker"
+    GROUP = "group"
+    METRICS = "client-metrics"
 
 
 class AlterConfig(NamedTuple):
-    """Set properties of a topic or a broker (`paths.ALL_BROKERS`: of all); None removes one.
+    """Set properties of a topic, a broker (`paths.ALL_BROKERS`: of all), a group or a subscription
+    to clients' metrics; None removes one.
     `whole`: those that are not named are removed too (AlterConfigs; else IncrementalAlterConfigs).
     Whether the properties make sense is checked by whoever asks."""
 

@@ -7,6 +7,8 @@ draft is committed.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from kdirect.cluster import paths
 from kdirect.cluster.assignment import (
     Racks,
@@ -33,6 +35,7 @@ from kdirect.cluster.requests import (
 from kdirect.errors import ConfigError
 from kdirect.model import TopicPartition, check_topic_name
 
+LONGEST_NAME = 1024  # of a group or a subscription that has properties, in bytes
 MOST_PARTITIONS = 10_000  # of a topic, as elsewhere in kdirect
 MOST_FIRST_EPOCH = 2**30  # which leaves as many for the elections to come
 
@@ -154,6 +157,8 @@ def find_doomed(draft: Draft, wanted: DeleteTopic) -> str | Outcome:
 
 def configure(draft: Draft, wanted: AlterConfig) -> tuple[Answer, tuple[TopicPartition, ...]]:
     """AlterConfigs and IncrementalAlterConfigs.  Also: partitions that this concerns."""
+    if wanted.of in (ConfigOf.GROUP, ConfigOf.METRICS):
+        return _configure_other(draft, wanted), ()
     of_topic = wanted.of is ConfigOf.TOPIC
     topic = draft.topics.get(wanted.name)
     if of_topic and (topic is None or topic.deleting):
@@ -164,12 +169,7 @@ def configure(draft: Draft, wanted: AlterConfig) -> tuple[Answer, tuple[TopicPar
     before = dict(topic.config) if topic is not None and of_topic else {}
     if not of_topic:
         before = dict(draft.broker_config(wanted.name))
-    config = {} if wanted.whole else dict(before)
-    for name, value in wanted.properties.items():
-        if value is None:
-            config.pop(name, None)
-        else:
-            config[name] = value
+    config = _altered(before, wanted)
     names = [wanted.name] if of_topic else list(draft.topics)
     rules = {name: draft.rules(name) for name in names}
     if config != before:
@@ -184,6 +184,30 @@ def configure(draft: Draft, wanted: AlterConfig) -> tuple[Answer, tuple[TopicPar
         for number in range(len(draft.partitions_of(name)))
     )
     return Answer(wanted.tag), concerned
+
+
+def _altered(before: Mapping[str, str], wanted: AlterConfig) -> dict[str, str]:
+    """The properties after the request."""
+    config = {} if wanted.whole else dict(before)
+    for name, value in wanted.properties.items():
+        if value is None:
+            config.pop(name, None)
+        else:
+            config[name] = value
+    return config
+
+
+def _configure_other(draft: Draft, wanted: AlterConfig) -> Answer:
+    """Of a group or a subscription, which no partition depends on."""
+    of, name = wanted.of.value, wanted.name
+    if not 0 < len(name.encode()) <= LONGEST_NAME:
+        message = f"the name of a {of} is empty or longer than {LONGEST_NAME} bytes"
+        return Answer(wanted.tag, Outcome(Code.INVALID_REQUEST, message))
+    before = draft.other_config(of, name)
+    config = _altered(before, wanted)
+    if config != before:
+        draft.set_other_config(of, name, config)
+    return Answer(wanted.tag)
 
 
 def _is_number(text: str) -> bool:
