@@ -91,7 +91,17 @@ def _throttled_replicas(value: list[str]) -> list[str]:
 
 # The rows are dense so that a table can be read as a whole.
 # fmt: off
+_STORED_CODECS = ("uncompressed", "gzip", "snappy", "lz4", "zstd", "producer")
 BROKER = Options("Broker properties", (
+    Option("compression.type", "enum", "producer",
+           "The codec of stored batches (topic: the same name). With `producer` they stay as they "
+           "were sent; otherwise the broker compresses what comes in another codec, and producers "
+           "have no access over RDMA.", choices=_STORED_CODECS),
+    Option("compression.gzip.level", "int", -1, "With compression.type=gzip: 1 to 9, or -1.",
+           low=-1, high=9, check=_gzip_level),
+    Option("compression.lz4.level", "int", 9, "With compression.type=lz4.", low=1, high=17),
+    Option("compression.zstd.level", "int", 3, "With compression.type=zstd.", low=-131_072,
+           high=22),
     Option("rdma.produce", "bool", True, "Offer the RDMA produce path."),
     Option("rdma.consume", "bool", True, "Offer the RDMA consume path."),
     Option("rdma.commit", "bool", True,
@@ -358,16 +368,16 @@ BROKER = Options("Broker properties", (
 # the same meaning (`synonym`).  A property of a feature that this broker lacks is accepted if it
 # does not ask for the feature: `only` holds the one value that does not.  A property that matters
 # only within a missing feature accepts any value.  Such values are kept and shown, without effect.
-_AS_SENT = "batches are kept as the producer sent them"
-_LEVEL = "Applies to compression.type={} only, so it has no effect; any level is accepted."
 TOPIC = Options("Topic properties", (
     *CLEANER_TOPIC_ROWS,
-    Option("compression.gzip.level", "int", -1, _LEVEL.format("gzip"), low=-1, high=9,
-           check=_gzip_level),
-    Option("compression.lz4.level", "int", 9, _LEVEL.format("lz4"), low=1, high=17),
-    Option("compression.type", "enum", "producer", "The codec of stored batches.",
-           choices=("producer",), why=_AS_SENT),
-    Option("compression.zstd.level", "int", 3, _LEVEL.format("zstd"), low=-131_072, high=22),
+    Option("compression.gzip.level", "int", None, "Overrides compression.gzip.level.", low=-1,
+           high=9, check=_gzip_level, synonym="compression.gzip.level"),
+    Option("compression.lz4.level", "int", None, "Overrides compression.lz4.level.", low=1,
+           high=17, synonym="compression.lz4.level"),
+    Option("compression.type", "enum", None, "Overrides compression.type of the broker.",
+           choices=_STORED_CODECS, synonym="compression.type"),
+    Option("compression.zstd.level", "int", None, "Overrides compression.zstd.level.",
+           low=-131_072, high=22, synonym="compression.zstd.level"),
     Option("file.delete.delay.ms", "ms", 60_000,
            "Files of deleted segments are removed at once; readers that have them open keep them. "
            "Any value is accepted.", low=0),
@@ -450,6 +460,7 @@ DYNAMIC_LOG = frozenset((
     "min.insync.replicas", "unclean.leader.election.enable", "producer.id.expiration.ms",
     "log.cleaner.delete.retention.ms", "log.cleaner.min.cleanable.ratio",
     "log.cleaner.min.compaction.lag.ms", "log.cleaner.max.compaction.lag.ms",
+    "compression.type", "compression.gzip.level", "compression.lz4.level", "compression.zstd.level",
 ))
 
 CLIENT = Options("Client settings", (

@@ -20,7 +20,7 @@ HARMLESS = {
     "cleanup.policy": ("delete", "keep", "delete, compact"),
     "compression.gzip.level": ("-1", "0", ""),
     "compression.lz4.level": ("9", "18", "at most 17"),
-    "compression.type": ("producer", "gzip", "as the producer sent them"),
+    "compression.type": ("producer", "none", "uncompressed"),
     "compression.zstd.level": ("3", "23", "at most 22"),
     "delete.retention.ms": ("86400000", "-1", "at least 0"),
     "file.delete.delay.ms": ("60000", "-1", "at least 0"),

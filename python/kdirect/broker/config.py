@@ -29,12 +29,11 @@ _IGNORED = """
     zookeeper.set.acl
     share.coordinator.state.topic.replication.factor share.coordinator.state.topic.min.isr
     metadata.log.dir authorizer.class.name
-    super.users allow.everyone.if.no.acl.found compression.type inter.broker.protocol.version
+    super.users allow.everyone.if.no.acl.found inter.broker.protocol.version
     log.message.format.version replica.fetch.max.bytes num.replica.fetchers
     initial.broker.registration.timeout.ms broker.heartbeat.interval.ms broker.session.timeout.ms
     metrics.num.samples log.segment.delete.delay.ms
     log.roll.jitter.ms log.roll.jitter.hours
-    compression.gzip.level compression.lz4.level compression.zstd.level
     remote.log.storage.manager.class.name remote.log.storage.manager.class.path
     remote.log.storage.manager.impl.prefix remote.log.metadata.manager.class.name
     remote.log.metadata.manager.class.path remote.log.metadata.manager.impl.prefix

@@ -288,7 +288,7 @@ class DataHandlers(FetchHandlers):
         """Is an append to this partition, which is free, the kernel's work alone, and is it
         acknowledged at once?  Asked when the partition's `config` has been replaced."""
         config = partition.config
-        if config.compacts:  # its records are looked into
+        if config.looks_into_records:
             return False
         return config.flush_messages == NEVER and partition.gate.is_open
 

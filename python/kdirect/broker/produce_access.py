@@ -140,6 +140,12 @@ class ProduceAccess:
                 f"{tp} is compacted, and its records are checked for keys before they lie in its"
                 " log; use TCP",
             )
+        if config.looks_into_records:
+            raise RefusedError(
+                layout.ERROR_ACCESS_DISABLED,
+                f"{tp} has compression.type={config.compression_type}, which the broker makes of"
+                " batches before they lie in its log; use TCP",
+            )
         if request.mode not in (
             layout.PRODUCE_EXCLUSIVE,
             layout.PRODUCE_SHARED,

@@ -52,7 +52,12 @@ REWRITE_FACTOR = 4
 APPEND_BYTES = 256 << 10  # of one append; all of it or nothing is kept
 READ_BYTES = 1 << 20
 # Whatever the broker's own cleanup policy is: the table is rewritten by its own rules.
-FOR_EVER = {"retention.ms": "-1", "retention.bytes": "-1", "cleanup.policy": "delete"}
+FOR_EVER = {
+    "retention.ms": "-1",
+    "retention.bytes": "-1",
+    "cleanup.policy": "delete",
+    "compression.type": "producer",
+}
 
 Row: TypeAlias = tuple[bytes, bytes | None]  # key, value; without a value: deleted
 Done: TypeAlias = Callable[[BaseException | None], None]

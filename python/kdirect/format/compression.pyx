@@ -337,9 +337,9 @@ cdef object _run_lz4(bytes data, uint64_t limit):
         raise _broken("lz4") from e
 
 
-cdef object _arrow_codec(str name):
+cdef object _arrow_codec(str name, level=None):
     import pyarrow  # now: it would be a third of the start of a broker, which seldom needs it
-    return pyarrow.Codec(name)
+    return pyarrow.Codec(name, compression_level=level)
 
 
 cdef object _lz4_blocks(bytes data, uint64_t capacity, uint64_t block_max):
@@ -637,17 +637,20 @@ cdef object _sized(buffer):
     return memoryview(buffer)[:buffer.size]
 
 
+_LEVELS = {CODEC_GZIP: (1, 9), CODEC_LZ4: (1, 17), CODEC_ZSTD: (-131_072, 22)}
+
+
 cdef class Compressor:
     """Compresses the records of one batch at a time with one codec.  Used by one thread at a time.
 
-    `level` is 1 to 9 for gzip and 1 to 22 for zstd (None: the library's default); lz4 and snappy
-    have none."""
+    `level` is 1 to 9 for gzip, 1 to 17 for lz4 and -131072 to 22 for zstd, as in Kafka (None: the
+    library's default); snappy has none."""
 
     def __init__(self, str name not None, level=None):
         self.codec = codec_of(name)
         self.level = level
         if level is not None:
-            low, high = {CODEC_GZIP: (1, 9), CODEC_ZSTD: (1, 22)}.get(self.codec, (0, 0))
+            low, high = _LEVELS.get(self.codec, (0, 0))
             if not high:
                 raise ConfigError(f"compression {name!r} has no level", hint="leave the level out")
             if not low <= level <= high:
@@ -656,7 +659,7 @@ cdef class Compressor:
         if self.codec == CODEC_ZSTD:
             self._tool = zstandard.ZstdCompressor(level=3 if level is None else level)
         elif self.codec == CODEC_LZ4:
-            self._tool = _arrow_codec("lz4")
+            self._tool = _arrow_codec("lz4", level)
         elif self.codec == CODEC_SNAPPY:
             self._tool = _arrow_codec("snappy")
         else:

@@ -614,6 +614,25 @@ def look_for_keys(const uint8_t[::1] data):
     return code
 
 
+def records_are_whole(const uint8_t[::1] plain, int32_t count):
+    """Are these the decompressed records of a batch as producers make them: `count` of them, whole,
+    with offsets that follow each other?"""
+    cdef const uint8_t* p = &plain[0] if plain.shape[0] else NULL
+    cdef const uint8_t* end
+    cdef record_view r
+    cdef int32_t i
+    cdef int error
+    if p == NULL or count < 1:
+        return False
+    end = p + plain.shape[0]
+    with nogil:
+        for i in range(count):
+            p = parse_record(p, end, &r, &error)
+            if p == NULL or r.offset_delta != i:
+                break
+    return p == end and r.offset_delta == count - 1
+
+
 def records_are_keyed(const uint8_t[::1] plain, int32_t count):
     """The same of the records of one batch, decompressed."""
     cdef const uint8_t* p = &plain[0] if plain.shape[0] else NULL

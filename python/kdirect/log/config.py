@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 from kdirect.model import CREATE_TIME, LOG_APPEND_TIME
 from kdirect.option_table import config_text
@@ -23,6 +23,14 @@ TIME_ENTRY_BYTES = 12
 
 _MINUTE_MS = 60_000
 _HOUR_MS = 3_600_000
+
+
+class Codec(NamedTuple):
+    """What batches are compressed with: a name as in `kdirect.format.compression.Compressor`, and
+    a level, None for the library's own."""
+
+    name: str
+    level: int | None = None
 
 
 def whole_pages(length: int) -> int:
@@ -61,6 +69,10 @@ class LogConfig:
     min_cleanable_ratio: float = 0.5
     min_compaction_lag_ms: int = 0
     max_compaction_lag_ms: int = NEVER
+    compression_type: str = "producer"
+    gzip_level: int = -1
+    lz4_level: int = 9
+    zstd_level: int = 3
     min_insync_replicas: int = 1
     unclean_leader_election: bool = False
     in_cluster: bool = False
@@ -84,6 +96,29 @@ class LogConfig:
         entries = capacity // max(1, self.index_interval_bytes) + 2
         limit = self.index_max_bytes // entry_bytes * entry_bytes
         return min(whole_pages(entries * entry_bytes) // entry_bytes * entry_bytes, limit)
+
+    @property
+    def looks_into_records(self) -> bool:
+        """Is there more to do with records than to append their batches?  Then no producer has the
+        head over RDMA."""
+        return self.compacts or self.compression_type != "producer"
+
+    @property
+    def codec(self) -> Codec | None:
+        """What batches are compressed with that came in another codec; None: they stay as they
+        are."""
+        match self.compression_type:
+            case "producer":
+                return None
+            case "uncompressed":
+                return Codec("none")
+            case "gzip":
+                return Codec("gzip", self.gzip_level if self.gzip_level > 0 else None)
+            case "lz4":
+                return Codec("lz4", self.lz4_level)
+            case "zstd":
+                return Codec("zstd", self.zstd_level)
+        return Codec(self.compression_type)
 
     @property
     def effective_segment_ms(self) -> int:
@@ -165,6 +200,10 @@ class LogConfig:
             min_cleanable_ratio=p["log.cleaner.min.cleanable.ratio"],
             min_compaction_lag_ms=p["log.cleaner.min.compaction.lag.ms"],
             max_compaction_lag_ms=p["log.cleaner.max.compaction.lag.ms"],
+            compression_type=p["compression.type"],
+            gzip_level=p["compression.gzip.level"],
+            lz4_level=p["compression.lz4.level"],
+            zstd_level=p["compression.zstd.level"],
             min_insync_replicas=p["min.insync.replicas"],
             unclean_leader_election=p["unclean.leader.election.enable"],
             in_cluster=bool(p["zookeeper.connect"]),
@@ -214,6 +253,10 @@ class LogConfig:
 
 
 _FIELD_OF = {
+    "compression.gzip.level": "gzip_level",
+    "compression.lz4.level": "lz4_level",
+    "compression.type": "compression_type",
+    "compression.zstd.level": "zstd_level",
     "delete.retention.ms": "delete_retention_ms",
     "flush.messages": "flush_messages",
     "flush.ms": "flush_ms",

@@ -60,6 +60,7 @@ from kdirect.log.kernel_head import freeze_head
 from kdirect.log.kernel_producers import known_producers
 from kdirect.log.kernel_transactions import append_marker
 from kdirect.log.log_agreement import LogAgreement
+from kdirect.log.recompression import is_kept, recompressed
 from kdirect.log.record_keys import are_keyed, are_keyed_nowait
 from kdirect.log.results import CommitResult, refusal
 from kdirect.log.retention import expired, expired_locally
@@ -217,8 +218,18 @@ class Partition(LogAgreement):
         StorageFullError when there is no space for that.  With ``flush.messages`` reached, this
         flushes; where `acknowledgements_wait` afterwards, the caller does before it acknowledges.
         """
-        if self.config.compacts and not are_keyed(data, self.config.max_plain_batch_bytes):
+        config = self.config
+        if config.compacts and not are_keyed(data, config.max_plain_batch_bytes):
             return refusal(INVALID_RECORD)
+        if (codec := config.codec) is not None:
+            data = recompressed(
+                data,
+                codec,
+                max_batch_bytes=config.max_message_bytes,
+                max_plain_bytes=config.max_plain_batch_bytes,
+            )
+            if data is None:
+                return refusal(INVALID_RECORD)
         with self._append_lock:
             self._check_led()
             result = self._append(self.kernel.append, data, at_ms)
@@ -232,8 +243,8 @@ class Partition(LogAgreement):
         self, data: bytes | bytearray | memoryview, at_ms: int
     ) -> AppendResult | None:
         """`append` without file work and without waiting for any.  None, and nothing has changed,
-        where room has to be made first, or records decompressed: then `append` does it, on a thread
-        that may wait.  Where
+        where room has to be made first, or records are to be decompressed or compressed: then
+        `append` does it, on a thread that may wait.  Where
         `acknowledgements_wait` afterwards, the caller flushes before it acknowledges.
         NotLeaderError, here as in `append`, while the log is a copy of another broker's."""
         if self._is_copy:
@@ -242,6 +253,8 @@ class Partition(LogAgreement):
             keyed = are_keyed_nowait(data)
             if not keyed:
                 return None if keyed is None else refusal(INVALID_RECORD)
+        if (codec := self.config.codec) is not None and not is_kept(data, codec):
+            return None
         result = self.kernel.append(data, at_ms)
         return None if result.error in (NO_SPACE, NO_HEAD) else result
 
@@ -500,7 +513,7 @@ class Partition(LogAgreement):
                 self._put_start_on_disk()
             write()
             changed = config.flush_before_ack != self.config.flush_before_ack
-            was_tiered, was_compacted = self.is_tiered, self.config.compacts
+            was_tiered, was_free = self.is_tiered, not self.config.looks_into_records
             self.config = config
             if was_tiered != self.is_tiered:
                 self._remote_end = 0  # no copy counts that is older
@@ -510,7 +523,7 @@ class Partition(LogAgreement):
             self._choose_head_config()
             self.gate.holds = config.flush_before_ack
             self._configure_kernel()
-            if config.compacts and not was_compacted:
+            if config.looks_into_records and was_free:
                 with contextlib.suppress(StorageFullError):
                     self.roll()  # producers over RDMA lose the head: their records have no check
             if changed:
