@@ -155,6 +155,11 @@ BROKER = Options("Broker properties", (
            "Start a new segment when the next record's timestamp is this much later than the "
            "segment's first (topic: segment.ms). Takes precedence over log.roll.hours.", low=1),
     Option("log.roll.hours", "int", 168, "The same, in hours.", low=1),
+    Option("log.roll.jitter.ms", "ms", None,
+           "Each segment ends a random time below this one sooner (topic: segment.jitter.ms), so "
+           "that logs that began together do not all begin segments at once. Takes precedence over "
+           "log.roll.jitter.hours.", low=0),
+    Option("log.roll.jitter.hours", "int", 0, "The same, in hours.", low=0),
     Option("log.index.interval.bytes", "bytes", 4096,
            "Bytes of batches between two index entries (topic: index.interval.bytes).", low=0,
            high=0x7FFFFFFF),
@@ -418,9 +423,8 @@ TOPIC = Options("Topic properties", (
            high=0x7FFFF000, synonym="log.segment.bytes"),
     Option("segment.index.bytes", "bytes", None, "Overrides log.index.size.max.bytes.", low=4096,
            high=1 << 30, synonym="log.index.size.max.bytes"),
-    Option("segment.jitter.ms", "ms", 0,
-           "Upper bound of the random time subtracted from segment.ms.", only=0,
-           why="segments are rolled after segment.ms, exactly"),
+    Option("segment.jitter.ms", "ms", None, "Overrides log.roll.jitter.ms.", low=0,
+           synonym="log.roll.jitter.ms"),
     Option("segment.ms", "ms", None, "Overrides log.roll.ms.", low=1, synonym="log.roll.ms"),
     Option("unclean.leader.election.enable", "bool", None,
            "Overrides unclean.leader.election.enable of the broker.", alone=False,
@@ -453,6 +457,7 @@ CLIENT_METRICS = Options("Client metrics properties", (
 # Properties of a broker that may be changed while it runs.
 DYNAMIC_LOG = frozenset((
     "log.index.interval.bytes", "log.index.size.max.bytes", "log.segment.bytes", "log.roll.ms",
+    "log.roll.jitter.ms",
     "log.retention.ms", "log.retention.bytes", "log.cleanup.policy", "log.preallocate",
     "log.flush.interval.messages", "log.flush.interval.ms", "log.message.timestamp.type",
     "log.message.timestamp.before.max.ms", "log.message.timestamp.after.max.ms",

@@ -36,7 +36,7 @@ HARMLESS = {
     "remote.log.copy.disable": ("false", "perhaps", "true or false"),
     "remote.log.delete.on.disable": ("false", "perhaps", "true or false"),
     "remote.storage.enable": ("false", "true", "tiered storage"),
-    "segment.jitter.ms": ("0", "1000", "segment.ms"),
+    "segment.jitter.ms": ("0", "-1", "at least 0"),
     "unclean.leader.election.enable": ("false", "true", "election"),
 }
 

@@ -205,6 +205,22 @@ def test_a_head_written_in_place_is_rolled_by_retention(open_partition, batch) -
     assert len(p.segments) == 2 and called == [p.segments[0]]
 
 
+def test_jitter_ends_segments_sooner_and_not_together(open_partition, batch) -> None:
+    """Records two minutes apart: without jitter a segment of an hour holds 31 of them."""
+    p = open_partition(segment_ms=HOUR, segment_jitter_ms=HOUR // 2, timestamp_after_max_ms=NEVER)
+    for i in range(400):
+        assert p.append(batch(1, timestamp_ms=NOW + i * 120_000), NOW).error == 0
+    counts = [s.end_offset - s.base_offset for s in p.segments[:-1]]
+    assert len(counts) >= 12 and len(set(counts)) > 3
+    assert all(16 <= n <= 31 for n in counts)
+    p.reconfigure(LogConfig(segment_bytes=1 << 20, segment_ms=HOUR, timestamp_after_max_ms=NEVER))
+    p.roll()
+    before = len(p.segments)
+    for i in range(400, 400 + 3 * 31):
+        assert p.append(batch(1, timestamp_ms=NOW + i * 120_000), NOW).error == 0
+    assert [s.end_offset - s.base_offset for s in p.segments[before - 1 :]] == [31] * 3
+
+
 def test_roll_tells_who_wants_to_know(open_partition, batch) -> None:
     p = open_partition(segment_bytes=8192)
     order: list[tuple] = []

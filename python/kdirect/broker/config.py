@@ -33,7 +33,6 @@ _IGNORED = """
     log.message.format.version replica.fetch.max.bytes num.replica.fetchers
     initial.broker.registration.timeout.ms broker.heartbeat.interval.ms broker.session.timeout.ms
     metrics.num.samples log.segment.delete.delay.ms
-    log.roll.jitter.ms log.roll.jitter.hours
     remote.log.storage.manager.class.name remote.log.storage.manager.class.path
     remote.log.storage.manager.impl.prefix remote.log.metadata.manager.class.name
     remote.log.metadata.manager.class.path remote.log.metadata.manager.impl.prefix

@@ -50,6 +50,7 @@ class LogConfig:
 
     segment_bytes: int = 64 << 20
     segment_ms: int = 168 * _HOUR_MS
+    segment_jitter_ms: int = 0
     index_interval_bytes: int = 4096
     index_max_bytes: int = 10 << 20
     retention_ms: int = 168 * _HOUR_MS
@@ -181,6 +182,9 @@ class LogConfig:
             segment_ms=p["log.roll.ms"]
             if p["log.roll.ms"] is not None
             else p["log.roll.hours"] * _HOUR_MS,
+            segment_jitter_ms=p["log.roll.jitter.ms"]
+            if p["log.roll.jitter.ms"] is not None
+            else p["log.roll.jitter.hours"] * _HOUR_MS,
             index_interval_bytes=p["log.index.interval.bytes"],
             index_max_bytes=p["log.index.size.max.bytes"],
             retention_ms=retention,
@@ -278,6 +282,7 @@ _FIELD_OF = {
     "retention.ms": "retention_ms",
     "segment.bytes": "segment_bytes",
     "segment.index.bytes": "index_max_bytes",
+    "segment.jitter.ms": "segment_jitter_ms",
     "segment.ms": "segment_ms",
     "unclean.leader.election.enable": "unclean_leader_election",
 }

@@ -126,9 +126,11 @@ class Partition(LogAgreement):
         self._lock = threading.RLock()
         self._spare = SpareHead(directory)
         self._use = HeadUse()
+        self._jitter_ms = 0
         self._rolls = 0
         self._growths = 0
         self._given_back = 0
+        self._draw_jitter()
 
     def __repr__(self) -> str:
         offsets = f"[{self.log_start_offset}, {self.log_end_offset})"
@@ -468,7 +470,7 @@ class Partition(LogAgreement):
         active = self._segments[-1]
         if active.is_head and active.size:
             first, newest, _ = self.kernel.timestamps()
-            if first >= 0 and newest - first > self.config.effective_segment_ms:
+            if first >= 0 and newest - first > self._segment_ms:
                 self._roll(now_ms)
 
     def _expired(self, now_ms: int) -> int:

@@ -346,6 +346,7 @@ class ReplicaLog(Compacting):
     def _configure_kernel(self) -> None:
         """Tell the kernel what `config` and the gate say; with the roll lock held."""
         settings = kernel_settings(self.head_config)
+        settings["segment_ms"] = self._segment_ms
         settings["hold_high_watermark"] = self.gate.moves_high_watermark
         self.kernel.configure(**settings)
 

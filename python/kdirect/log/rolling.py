@@ -18,6 +18,7 @@ unused: who was granted a head may keep more than that head.
 from __future__ import annotations
 
 import logging
+import random
 import threading
 import time
 from collections.abc import Callable
@@ -65,6 +66,8 @@ class Rolling(Tiering):
     gate: AckGate
     _aborted: AbortedFiles
     write_checkpoints: Callable[[], None]
+    _jitter_ms: int
+    _configure_kernel: Callable[[], None]
     _cut_at: Callable[[int, int], int]  # of `kdirect.log.cutting`: moves a head to another file
     _flush_lock: threading.Lock
     _spare: SpareHead
@@ -503,7 +506,22 @@ class Rolling(Tiering):
         self._disk.directory_changed = True
         return count
 
+    @property
+    def _segment_ms(self) -> int:
+        """After how long this segment ends."""
+        config = self.config
+        # The jitter as long as it is allowed: ``segment.jitter.ms`` may have changed meanwhile.
+        return config.effective_segment_ms - min(self._jitter_ms, config.segment_jitter_ms)
+
+    def _draw_jitter(self) -> None:
+        """Draw by how much sooner the newest segment ends, as Kafka's `LogConfig` does."""
+        bound = min(self.config.segment_jitter_ms, self.config.segment_ms)
+        if bound > 0:
+            self._jitter_ms = random.randrange(bound)
+            self._configure_kernel()
+
     def _tell(self, old: Segment, new: Segment) -> None:
+        self._draw_jitter()
         for callback in self.on_roll:
             try:
                 callback(self, old, new)
