@@ -20,6 +20,7 @@ from confluent_kafka.admin import (
 import kdirect
 from kdirect.broker.changed_properties import PROPERTIES_FILE
 from kdirect.broker.config import BrokerConfig
+from kdirect.broker.member_properties import usable_values
 from kdirect.errors import ConfigError, CorruptLogError
 from kdirect.format import protocol as p
 from kdirect.format.schema import build
@@ -233,6 +234,18 @@ def test_values_of_the_broker_go_before_those_of_all():
     assert config["message.max.bytes"] == 5000
     config.change(config.changed_by({}, {}))
     assert config["message.max.bytes"] == 3000
+
+
+def test_what_a_store_says_that_cannot_be_has_no_effect(caplog):
+    """Anybody may have written a cluster's store."""
+    config = BrokerConfig({"log.retention.ms": "3000"})
+    of_all = {"log.retention.ms": "soon", "nonsense": "1", "log.dirs": "/x", "log.preallocate": "0",
+              "message.max.bytes": "4000", "log.roll.ms": "60000"}  # fmt: skip
+    values = usable_values(config, [of_all, {"message.max.bytes": "5000"}])
+    changed = {name: value for name, value in values.items() if value != config[name]}
+    assert changed == {"message.max.bytes": 5000, "log.roll.ms": 60_000}
+    for name in ("log.retention.ms", "nonsense", "log.dirs", "preallocation"):
+        assert name in caplog.text
 
 
 def test_a_stock_client_sees_a_refusal(broker):

@@ -64,7 +64,7 @@ def test_pipelined_records_of_every_codec_stay_in_order(broker, target):
             {"bootstrap.servers": servers, "compression.type": codec, "linger.ms": 1,
              "batch.num.messages": 10, "enable.idempotence": True, "log_level": 0}
         )  # fmt: skip
-        for i in range(400):
+        for i in range(150):
             value = b"%s %d " % (codec.encode(), i) * 30
             producer.produce(
                 "t",
@@ -74,7 +74,7 @@ def test_pipelined_records_of_every_codec_stay_in_order(broker, target):
                 on_delivery=lambda e, m, errors=errors: errors.append(e),
             )
             sent.append((value, b"k%d" % i, [("h", b"%d" % i)]))
-        assert producer.flush(30) == 0 and errors == [None] * 400
+        assert producer.flush(30) == 0 and errors == [None] * 150
     got = [(m.value(), m.key(), m.headers()) for m in read(servers, "t", len(sent))]
     assert got == sent
     batches = stored(broker, "t")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import time
 
 import pytest
 
@@ -91,6 +92,7 @@ def test_damage_is_not_hidden_by_a_new_checksum(open_partition, name: str) -> No
     assert p.append(broken).error == INVALID
     few = sealed(good, bytes(Compressor("lz4").run(make_batch(4)[HEAD:])), 3)
     assert p.append(few).error == INVALID
+    assert p.append(sealed(good, good[HEAD:], 5)).error == INVALID
     assert p.append(b"x" * 100).error
     assert p.append(good[:-5]).error
     assert p.log_end_offset == 0
@@ -126,5 +128,6 @@ def test_the_event_loop_appends_only_what_stays(open_partition) -> None:
     p = open_partition(compression_type="lz4")
     plain = make_batch(2)
     assert p.append(plain).error == 0  # the head is there from here on
-    assert p.append_nowait(plain, 1) is None and p.log_end_offset == 2
-    assert p.append_nowait(in_codec(plain, "lz4"), 1).error == 0 and p.log_end_offset == 4
+    now = int(time.time() * 1000)
+    assert p.append_nowait(plain, now) is None and p.log_end_offset == 2
+    assert p.append_nowait(in_codec(plain, "lz4"), now).error == 0 and p.log_end_offset == 4

@@ -73,11 +73,7 @@ class BrokerServer:
         )
         # None: the broker is alone, or has a layout.
         self.member = self._as_member(layout)
-        self.properties = (
-            ChangedProperties(self.logs.log_dirs[0])
-            if self.member is None
-            else self.member.properties
-        )
+        self.properties = self._changed_properties()
         self.view: ClusterView
         self.topics: Registry
         if self.member is not None:
@@ -121,6 +117,13 @@ class BrokerServer:
     def _make_upkeep(self, environment: Environment) -> None:
         self.cleaner = LogCleaner(self.config, self.logs, environment.time_ms)
         self._periodic = PeriodicWork(self.config, environment, self.logs, self.files, self.topics)
+
+    def _changed_properties(self) -> ChangedProperties:
+        """Of a broker that is alone they are in its files, of others in the store."""
+        if self.member is None:
+            return ChangedProperties(self.logs.log_dirs[0])
+        found: ChangedProperties = self.member.properties
+        return found
 
     def _as_member(self, layout: ClusterLayout | None) -> Any:
         """The `Member`, where zookeeper.connect names the cluster; else None, and nothing of a

@@ -637,20 +637,17 @@ cdef object _sized(buffer):
     return memoryview(buffer)[:buffer.size]
 
 
-_LEVELS = {CODEC_GZIP: (1, 9), CODEC_LZ4: (1, 17), CODEC_ZSTD: (-131_072, 22)}
-
-
 cdef class Compressor:
     """Compresses the records of one batch at a time with one codec.  Used by one thread at a time.
 
-    `level` is 1 to 9 for gzip, 1 to 17 for lz4 and -131072 to 22 for zstd, as in Kafka (None: the
-    library's default); snappy has none."""
+    `level`: gzip 1 to 9, lz4 1 to 17, zstd -131072 to 22, snappy none; None: the library's own."""
 
     def __init__(self, str name not None, level=None):
         self.codec = codec_of(name)
         self.level = level
         if level is not None:
-            low, high = _LEVELS.get(self.codec, (0, 0))
+            levels = {CODEC_GZIP: (1, 9), CODEC_LZ4: (1, 17), CODEC_ZSTD: (-131_072, 22)}
+            low, high = levels.get(self.codec, (0, 0))
             if not high:
                 raise ConfigError(f"compression {name!r} has no level", hint="leave the level out")
             if not low <= level <= high:

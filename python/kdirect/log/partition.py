@@ -224,14 +224,15 @@ class Partition(LogAgreement):
         if config.compacts and not are_keyed(data, config.max_plain_batch_bytes):
             return refusal(INVALID_RECORD)
         if (codec := config.codec) is not None:
-            data = recompressed(
+            made = recompressed(
                 data,
                 codec,
                 max_batch_bytes=config.max_message_bytes,
                 max_plain_bytes=config.max_plain_batch_bytes,
             )
-            if data is None:
+            if made is None:
                 return refusal(INVALID_RECORD)
+            data = made
         with self._append_lock:
             self._check_led()
             result = self._append(self.kernel.append, data, at_ms)

@@ -23,14 +23,12 @@ from typing import Any
 
 from kdirect.errors import KdirectError
 from kdirect.format import layout
-from kdirect.format.batch import BatchInfo, crc32c, iterate_batches
+from kdirect.format.batch import CODEC_NAMES, BatchInfo, crc32c, iterate_batches
 from kdirect.format.compression import Compressor, Decompressor, codec_of
 from kdirect.log.clean_run import records_are_whole
 from kdirect.log.config import Codec
 
 _PUT_LENGTH, _PUT_ATTRIBUTES, _PUT_CRC = Struct(">i"), Struct(">h"), Struct(">I")
-
-
 _own = threading.local()  # a thread's tools; making one of zstd takes longer than a small batch
 
 
@@ -42,14 +40,15 @@ def _compressor(codec: Codec) -> Compressor:
     return tools[codec]
 
 
+def _codec(info: BatchInfo) -> int:
+    return info.attributes & layout.ATTRIBUTE_CODEC_MASK
+
+
 def is_kept(data: Any, codec: Codec) -> bool:
     """Do the batches stay as they are?  Also where they are none; the kernel says so."""
     number = codec_of(codec.name)
     try:
-        return all(
-            info.attributes & layout.ATTRIBUTE_CODEC_MASK == number
-            for info in iterate_batches(data, check_crc=False)
-        )
+        return all(_codec(info) == number for info in iterate_batches(data, check_crc=False))
     except KdirectError:
         return True
 
@@ -65,12 +64,15 @@ def recompressed(
         found = list(iterate_batches(data))
     except KdirectError:
         return data
-    if any(info.is_control or info.size > max_batch_bytes for info in found):
+    if any(
+        info.is_control or info.size > max_batch_bytes or _codec(info) >= len(CODEC_NAMES)
+        for info in found
+    ):
         return data
     out = []
     for info in found:
         batch = data[info.position : info.position + info.size]
-        if info.attributes & layout.ATTRIBUTE_CODEC_MASK != tool.codec:
+        if _codec(info) != tool.codec:
             changed = _changed(batch, info, tool, max_plain_bytes)
             if changed is None:
                 return None
@@ -81,7 +83,7 @@ def recompressed(
 
 def _changed(batch: bytes, info: BatchInfo, tool: Compressor, max_bytes: int) -> bytes | None:
     body: Any = batch[layout.BATCH_HEADER_BYTES :]
-    codec = info.attributes & layout.ATTRIBUTE_CODEC_MASK
+    codec = _codec(info)
     if codec:
         try:
             body = Decompressor().run(codec, body, max_bytes)
