@@ -11,9 +11,13 @@ import pytest
 from confluent_kafka import admin as confluent_admin
 
 import kdirect
-from kdirect.broker.cleaner import CHECKPOINT
+from kdirect.broker.cleaner import CHECKPOINT, LogCleaner
+from kdirect.broker.config import BrokerConfig
 from kdirect.log.checkpoint import read_offsets
+from kdirect.log.config import LogConfig
+from kdirect.log.manager import LogManager
 from kdirect.model import TopicPartition
+from tests.log.compacted_logs import NOW, fill, last_of_each_key, records_of
 from tests.support import wait_until
 
 QUICK = {
@@ -134,6 +138,26 @@ def test_the_cleaner_works_beside_producers_and_readers(broker_process, tmp_path
     assert offsets[TopicPartition("t", 0)] > end // 2
     again = broker_process(server.log_dir, **SOON)
     assert table_by_tcp(again.bootstrap_servers, "t")[0] == table
+
+
+def test_a_topic_that_is_created_again_is_compacted_from_its_start(tmp_path) -> None:
+    """What was noted of the log that had its name before does not count."""
+    tp = TopicPartition("t", 0)
+    rules = LogConfig(segment_bytes=16384, compacts=True, deletes=False)
+    with LogManager([tmp_path], rules) as logs:
+        config = BrokerConfig({"log.dirs": str(tmp_path)})
+        cleaner = LogCleaner(config, logs, lambda: NOW)
+        fill(logs.create_partition(tp), random.Random(1), 40, 400)
+        assert cleaner.clean_one() and not cleaner.clean_one()
+        cleaned_to = read_offsets(tmp_path / CHECKPOINT)[tp]
+        logs.delete_topic("t")
+        again = logs.create_partition(tp)
+        appended = fill(again, random.Random(2), 60, 20)
+        assert again.log_end_offset > cleaned_to
+        assert cleaner.clean_one() and not cleaner.clean_one()
+        kept = records_of(again)
+        assert last_of_each_key(kept) == last_of_each_key(appended)
+        assert len(kept) <= 20, "one record for each key"
 
 
 @pytest.mark.parametrize("codec", ["none", "gzip", "zstd"])

@@ -97,15 +97,20 @@ OLD = CompactionRules(0.5, 0, 100)
         # a checkpoint that does not fit the log
         (RULES, {"cleaned_to": 251}, (0, 200, 0, 80, 0, True)),
         (RULES, {"log_start": 120, "cleaned_to": 50}, (120, 200, 50, 30, 0, True)),
+        # one of another log, that had the name before
+        (RULES, {"cleaned_to": 100, "gaps_below": 0}, (0, 200, 0, 80, 0, True)),
+        (RULES, {"cleaned_to": 100, "log_start": 100, "gaps_below": 0},
+         (100, 200, 50, 30, 0, False)),
     ],
 )  # fmt: skip
 def test_what_of_a_log_may_be_compacted(rules, state, found) -> None:
-    known = {"log_start": 0, "last_stable": 250, "cleaned_to": None, "now_ms": 10_000, **state}
+    known = {"log_start": 0, "last_stable": 250, "gaps_below": 250, "cleaned_to": None}
+    known |= {"now_ms": 10_000, **state}
     assert tuple(look_at(LOG, rules, **known)) == found
 
 
 def test_a_log_is_due_by_its_ratio_or_its_delay() -> None:
-    state = {"log_start": 0, "last_stable": 250, "now_ms": 10_000}
+    state = {"log_start": 0, "last_stable": 250, "gaps_below": 250, "now_ms": 10_000}
     dirt = look_at(LOG, RULES, cleaned_to=100, **state)
     assert dirt.ratio == 30 / 80 and dirt.is_due(0.3) and not dirt.is_due(0.4)
     assert look_at(LOG, CompactionRules(0.9, 0, 100), cleaned_to=100, **state).is_due(0.9)
@@ -167,6 +172,28 @@ def test_aborted_records_go_and_committed_ones_stay(open_partition, codec) -> No
         p.roll()
         compact(p, None, now_ms=NOW + i)
     assert last_of_each_key(records_of(p)) == {b"a": b"1", b"b": b"5", b"d": b"5"}
+
+
+def test_a_producer_that_has_aborted_before_is_compacted_as_others(open_partition) -> None:
+    p = open_partition(compacts=True, deletes=False)
+
+    def transact(sequence: int, key: bytes, value: bytes, *, commit: bool) -> None:
+        _, ticket = begin_verification(p.kernel, 1, 0, sequence, NOW)
+        admit_transaction(p.kernel, 1, 0, ticket)
+        batch = keyed([(key, value)], producer=(1, 0, sequence), transactional=True)
+        assert p.append(batch, NOW).error == 0
+        assert p.append_marker(marker_batch(1, 0, 0, commit, NOW), NOW).error == 0
+
+    transact(0, b"b", b"1", commit=False)
+    p.append(keyed([(b"a", b"1")]))
+    p.roll()
+    cleaned_to = compact(p).end_offset
+    transact(1, b"a", b"2", commit=True)
+    transact(2, b"b", b"2", commit=False)
+    p.append(keyed([(b"c", b"1")]))
+    p.roll()
+    compact(p, cleaned_to)
+    assert [(r.key, r.value) for r in records_of(p)] == [(b"a", b"2"), (b"c", b"1")]
 
 
 # -- one log ---------------------------------------------------------------------------------------

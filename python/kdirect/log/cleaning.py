@@ -99,6 +99,7 @@ def dirt_of(partition: Partition, cleaned_to: int | None, now_ms: int) -> Dirt:
         rules,
         log_start=partition.log_start_offset,
         last_stable=partition.last_stable_offset,
+        gaps_below=partition.dense_from,
         cleaned_to=cleaned_to,
         now_ms=now_ms,
     )
@@ -182,7 +183,8 @@ class Cleaning:
             producers=producers,
             piece_bytes=memory.piece_bytes,
         )
-        transactions = CleanedTransactions(aborted)
+        # The markers of earlier ones are not met here, and their producers have gone on since.
+        transactions = CleanedTransactions(t for t in aborted if t.last_offset >= dirt.first_dirty)
         for segment in segments:
             if segment.end_offset <= dirt.first_dirty:
                 continue

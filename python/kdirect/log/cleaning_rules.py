@@ -66,14 +66,16 @@ def look_at(
     *,
     log_start: int,
     last_stable: int,
+    gaps_below: int,
     cleaned_to: int | None,
     now_ms: int,
 ) -> Dirt:
     """What of a log may be compacted; `segments` with the active one, `cleaned_to` is where the
-    last cleaning ended, None: there was none."""
+    last cleaning ended, None: there was none.  None has come to `gaps_below`: what says so was
+    noted of another log, of a topic that was deleted and created again."""
     end = segments[-1].end_offset
     first_dirty = log_start if cleaned_to is None else cleaned_to
-    is_reset = not log_start <= first_dirty <= end
+    is_reset = not log_start <= first_dirty <= min(end, max(log_start, gaps_below))
     if is_reset:
         first_dirty = log_start
     sealed = segments[:-1]
