@@ -13,7 +13,9 @@ import pytest
 
 from kdirect.errors import ClosedError, ConfigError, CorruptLogError
 from kdirect.failpoints import VARIABLE
-from kdirect.format.batch import iterate_batches
+from kdirect.format import layout
+from kdirect.format.batch import CODEC_NAMES, crc32c, iterate_batches
+from kdirect.format.compression import Compressor
 from kdirect.format.segment_files import AbortedTransaction
 from kdirect.log.cleaned_transactions import ABORT, COMMIT, CleanedTransactions
 from kdirect.log.cleaning import Cleaning, dirt_of
@@ -283,6 +285,30 @@ def test_what_is_damaged_is_not_compacted(open_partition) -> None:
     with pytest.raises(CorruptLogError, match="damaged"):
         compact(p)
     assert path.read_bytes() == damaged and not list(p.directory.glob("*.cleaned"))
+
+
+@pytest.mark.parametrize("codec", [0, 1])
+def test_records_that_could_not_be_compacted_are_refused(open_partition, codec) -> None:
+    """A record whose offset is not one of its batch would end each cleaning of the log."""
+    p = open_partition(compacts=True, deletes=False)
+    header = layout.BATCH_HEADER_BYTES
+    batch = bytearray(keyed([(b"a", b"1"), (b"b", b"1")]))
+    assert batch[header + 3] == 0, "the first one's offset delta"
+    for delta, error in ((-1, 87), (2, 87), (1, 0)):
+        batch[header + 3] = delta << 1 if delta >= 0 else 1
+        records = bytes(batch[header:])
+        if codec:
+            records = bytes(Compressor(CODEC_NAMES[codec]).run(records))
+        data = batch[:header] + records
+        data[layout.BATCH_ATTRIBUTES + 1] = codec
+        data[layout.BATCH_LENGTH : layout.BATCH_LENGTH + 4] = (len(data) - 12).to_bytes(4, "big")
+        checked = bytes(data[layout.BATCH_ATTRIBUTES :])
+        data[layout.BATCH_CRC : layout.BATCH_ATTRIBUTES] = crc32c(checked).to_bytes(4, "big")
+        assert p.append(bytes(data), NOW).error == error
+    p.append(keyed([(b"b", b"2")]))
+    p.roll()
+    compact(p)
+    assert [(r.key, r.value) for r in records_of(p)][-1] == (b"b", b"2")
 
 
 def test_a_cleaning_that_is_stopped_leaves_the_log_as_it_was(open_partition) -> None:

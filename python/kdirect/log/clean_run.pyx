@@ -589,7 +589,8 @@ cdef int _look_for_keys(int32_t count, const uint8_t* p, const uint8_t* end) noe
     cdef int error
     for i in range(count):
         p = parse_record(p, end, &r, &error)
-        if p == NULL or r.key_length < 0:
+        # Produced batches have no gaps.
+        if p == NULL or r.key_length < 0 or not 0 <= r.offset_delta < count:
             return KEYS_ARE_MISSING
     return KEYS_ARE_THERE if p == end else KEYS_ARE_MISSING
 
