@@ -6,6 +6,7 @@ no plain requests.  Their answers are compared byte for byte, and so are their c
 from __future__ import annotations
 
 import dataclasses
+import gc
 import itertools
 import random
 import struct
@@ -19,6 +20,11 @@ import kdirect
 from kdirect.format import protocol as p
 from kdirect.format.batch import crc32c, encode_single_bytes
 from kdirect.format.schema import build
+from kdirect.log.kernel_transactions import (
+    admit_transaction,
+    begin_verification,
+    marker_batch,
+)
 from kdirect.model import TopicPartition
 from kdirect.wire.environment import Environment
 from tests.broker.conftest import Raw, call_on_loop
@@ -300,6 +306,78 @@ def test_what_waits_holds_plain_requests_up(brokers: list[kdirect.Broker]) -> No
     assert connection.silent_for(0.1)
     call_on_loop(broker, lambda: appends.release(held))
     assert connection.receive().responses[0].partition_responses[0].base_offset == 3
+    connection.close()
+
+
+def abort(broker: kdirect.Broker, tp: TopicPartition) -> None:
+    """Append a record, and another one in a transaction that is aborted."""
+    log = broker.server.logs.partitions[tp]
+    data = bytearray(encode_single_bytes(b"aborted", timestamp_ms=NOW_MS))
+    struct.pack_into(">qhi", data, 43, 4711, 0, 0)
+    data[22] |= 0x10
+    struct.pack_into(">I", data, 17, crc32c(data[21:]))
+    _, ticket = begin_verification(log.kernel, 4711, 0, 0, NOW_MS)
+    admit_transaction(log.kernel, 4711, 0, ticket)
+    for batch in (encode_single_bytes(b"v", timestamp_ms=NOW_MS), data):
+        assert log.append(bytes(batch), NOW_MS).error == 0
+    marker = marker_batch(4711, 0, 0, False, NOW_MS)
+    assert log.append_marker(marker, NOW_MS).error == 0
+
+
+def test_fetches_of_committed_records_and_by_id_have_the_same_answers(
+    brokers: list[kdirect.Broker], seed: int
+) -> None:
+    """Whatever was aborted before, in or after what they read."""
+    tp = TopicPartition("plain", 0)
+    counts = []
+    answers: list[list[bytes]] = []
+    for broker in brokers:
+        chance = random.Random(seed)
+        connection = Raw(broker.bootstrap_servers)
+        connection.call(one_record(), 8)
+        abort(broker, tp)
+        for _ in range(3):
+            connection.call(one_record(), 8)
+        topic_id = broker.server.topics.get("plain").topic_id
+        found = []
+        for _ in range(150):
+            request = Requests(chance).fetch()[0]
+            request.topics[:] = request.topics[:1]
+            request.topics[0].topic, request.topics[0].topic_id = "plain", topic_id
+            request.isolation_level = chance.randrange(2)
+            for part in request.topics[0].partitions:
+                part.fetch_offset = chance.randrange(-1, 9)
+            version = chance.randint(4, p.API_NAMES["Fetch"].high)
+            connection.send(request, version)
+            found.append(connection.receive_frame().replace(topic_id.bytes, bytes(16)))
+        answers.append(found)
+        counts.append(broker.statistics()["broker_plain_requests"])
+        connection.close()
+    for i, (mine, theirs) in enumerate(zip(*answers, strict=True)):
+        assert mine == theirs, f"answer {i}"
+    assert counts[0] > 40 and counts[1] == 0
+
+
+def test_the_names_of_topics_that_are_gone_are_forgotten(brokers: list[kdirect.Broker]) -> None:
+    """Also by a client that goes on asking for them."""
+    broker = brokers[0]
+    connection = Raw(broker.bootstrap_servers)
+    plain = gc.get_referents(broker.server.handlers.plain)
+    (table,) = (x for x in plain if type(x).__name__ == "PlainTable")
+    for i in range(20):
+        name = f"short-lived-{i}"
+        topic = {"name": name, "num_partitions": 1, "replication_factor": 1, "assignments": [],
+                 "configs": []}  # fmt: skip
+        made = build(p.CreateTopicsRequest, topics=[topic], timeout_ms=5000)
+        assert connection.call(made, 5).topics[0].error_code == 0
+        gone = build(p.DeleteTopicsRequest, topic_names=[name], timeout_ms=5000)
+        for error in (0, 3):
+            answer = connection.call(one_record(name), 8).responses[0].partition_responses[0]
+            assert answer.error_code == error
+            if not error:
+                assert connection.call(gone, 1).responses[0].error_code == 0
+    names = [k for d in gc.get_referents(table) if type(d) is dict for k in d]
+    assert not [n for n in names if isinstance(n, bytes) and n.startswith(b"short")]
     connection.close()
 
 

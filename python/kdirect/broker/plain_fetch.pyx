@@ -4,8 +4,8 @@
 A request is declined, with nothing changed, if it belongs to a session or asks for one, comes from
 another broker, has tagged fields or topics to forget, or names a partition that this broker does
 not lead; if what it asks for is not in the heads of its partitions (`kdirect.log.head_read`), is
-more than `COPIED_BYTES`, or is less than it waits for; and if the answer about any partition is an
-error.
+more than `COPIED_BYTES`, or is less than it waits for; if it has to be told of transactions; and if
+the answer about any partition is an error.
 
 The records are copied into the answer: for so few of them that costs less than what keeps a mapping
 alive until the socket has taken them.  More are sent from the mapping, by the general handlers.

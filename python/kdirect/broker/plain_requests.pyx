@@ -89,6 +89,7 @@ cdef class PlainRequests:
                 self.answers = table.take()
                 self.told, table.told = table.told, None
                 table.settle()
+            table.used = 0  # where a request has failed halfway, too
         return at
 
     cdef int _answer(self, connection, const uint8_t* frame, int64_t size,

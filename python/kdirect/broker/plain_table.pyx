@@ -62,7 +62,8 @@ cdef class PlainTable:
                              bint by_id):
         cdef bytes key = PyBytes_FromStringAndSize(<const char*> topic, length)
         cdef PlainPartition place
-        known = (self._by_id if by_id else self._by_topic).get(key)
+        cdef dict by_key = self._by_id if by_id else self._by_topic
+        known = by_key.get(key)
         if known is not None:
             place = (<dict> known).get(number)
             if place is not None:
@@ -71,6 +72,8 @@ cdef class PlainTable:
                     return place
                 del (<dict> known)[number]
                 self._count -= 1
+                if not known:
+                    del by_key[key]
         return self._look_up(key, number, by_id)
 
     cdef PlainPartition _look_up(self, bytes key, int32_t number, bint by_id):
@@ -156,45 +159,36 @@ cdef inline bint _has(request_t* r, int64_t n) noexcept nogil:
     return True
 
 
+cdef inline const uint8_t* _take(request_t* r, int64_t n) noexcept nogil:
+    """The next n bytes; NULL: there are not so many."""
+    if not _has(r, n):
+        return NULL
+    r.at += n
+    return r.at - n
+
+
 cdef int16_t take_8(request_t* r) noexcept nogil:
-    if not _has(r, 1):
-        return 0
-    r.at += 1
-    return <int8_t> kd_get8(r.at - 1)
+    cdef const uint8_t* p = _take(r, 1)
+    return 0 if p == NULL else <int8_t> kd_get8(p)
 
 
 cdef int16_t take_16(request_t* r) noexcept nogil:
-    cdef int16_t value
-    if not _has(r, 2):
-        return 0
-    value = <int16_t> kd_get16(r.at)
-    r.at += 2
-    return value
+    cdef const uint8_t* p = _take(r, 2)
+    return 0 if p == NULL else <int16_t> kd_get16(p)
 
 
 cdef int32_t take_32(request_t* r) noexcept nogil:
-    cdef int32_t value
-    if not _has(r, 4):
-        return 0
-    value = <int32_t> kd_get32(r.at)
-    r.at += 4
-    return value
+    cdef const uint8_t* p = _take(r, 4)
+    return 0 if p == NULL else <int32_t> kd_get32(p)
 
 
 cdef int64_t take_64(request_t* r) noexcept nogil:
-    cdef int64_t value
-    if not _has(r, 8):
-        return 0
-    value = <int64_t> kd_get64(r.at)
-    r.at += 8
-    return value
+    cdef const uint8_t* p = _take(r, 8)
+    return 0 if p == NULL else <int64_t> kd_get64(p)
 
 
 cdef const uint8_t* take_id(request_t* r) noexcept nogil:
-    if not _has(r, 16):
-        return NULL
-    r.at += 16
-    return r.at - 16
+    return _take(r, 16)
 
 
 cdef int64_t take_uvarint(request_t* r) noexcept nogil:
@@ -226,11 +220,8 @@ cdef int64_t _take_run(request_t* r, int64_t n, const uint8_t** data) noexcept n
         if n < -1:
             r.bad = True
         return -1
-    if not _has(r, n):
-        return 0
-    data[0] = r.at
-    r.at += n
-    return n
+    data[0] = _take(r, n)
+    return 0 if data[0] == NULL else n
 
 
 cdef int64_t take_text(request_t* r, const uint8_t** text) noexcept nogil:

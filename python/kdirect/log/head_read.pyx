@@ -116,6 +116,11 @@ cdef bint _measure(const kernel_state* s, int64_t offset, uint64_t limit, uint64
     return at < left or chain.next_offset == s.readable.offset
 
 
+cdef bint _names_aborted(const kernel_state* s, int64_t offset) noexcept nogil:
+    """Was a transaction aborted of which a reader from `offset` on may have to be told?"""
+    return s.aborted_count > 0 and s.aborted[s.aborted_count - 1].last_offset >= offset
+
+
 cdef bint _look(const kernel_state* s, int64_t offset, uint64_t limit, uint64_t most,
                 bint committed_only, int64_t dense_from, head_read* out) noexcept nogil:
     out.high_watermark = s.readable.offset
@@ -127,7 +132,7 @@ cdef bint _look(const kernel_state* s, int64_t offset, uint64_t limit, uint64_t 
     out.position = out.size = 0
     if not s.log_start <= offset <= s.log_end:
         return False
-    if committed_only and s.stable.offset != s.readable.offset:
+    if committed_only and (s.stable.offset != s.readable.offset or _names_aborted(s, offset)):
         return False
     if offset >= s.readable.offset:
         return True
