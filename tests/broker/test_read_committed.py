@@ -12,6 +12,7 @@ from confluent_kafka import admin as confluent_admin
 
 import kdirect
 from kdirect.format import protocol as p
+from kdirect.format.error_codes import ErrorCode
 from kdirect.format.schema import build
 from kdirect.log.kernel_transactions import admit_transaction, begin_verification, marker_batch
 from kdirect.model import TopicPartition
@@ -139,6 +140,31 @@ def test_fetch_names_the_aborted_transactions(broker, raw, version):
     )
     (topic,) = connection.call(latest, version=4).topics
     assert topic.partitions[0].offset == marker + 1
+
+
+@pytest.mark.parametrize("version", [8, 9])
+def test_an_open_transaction_takes_records_of_requests_that_name_it_only(broker, raw, version):
+    """Who knows a producer's id, epoch and sequence is not its transaction's owner yet."""
+    c = Coordinator(broker)
+    c.write(1, "a")
+    connection = raw()
+    forged = make_batch(1, producer_id=1, producer_epoch=0, sequence=1, transactional=True)
+
+    def produce(name: str | None) -> int:
+        rows = [{"index": 0, "records": forged}]
+        request = build(
+            p.ProduceRequest,
+            transactional_id=name,
+            acks=-1,
+            timeout_ms=1000,
+            topic_data=[{"name": "t", "partition_data": rows}],
+        )
+        (topic,) = connection.call(request, version=version).responses
+        return topic.partition_responses[0].error_code
+
+    assert produce(None) == ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+    assert c.partition.log_end_offset == 1, "nothing was appended"
+    assert produce("x") == 0
 
 
 def test_many_aborted_transactions_are_told_as_far_as_is_read(broker, raw):

@@ -9,6 +9,7 @@ error concerns one partition and does not affect the others.
 from __future__ import annotations
 
 import asyncio
+import struct
 import uuid
 from collections.abc import Iterable
 from functools import partial
@@ -20,6 +21,7 @@ from kdirect.broker.failures import explain
 from kdirect.broker.handlers_fetch import FetchHandlers
 from kdirect.broker.topics import INTERNAL_TOPICS, Topic
 from kdirect.errors import KdirectError, UnknownTopicError
+from kdirect.format import layout
 from kdirect.format import protocol as p
 from kdirect.format.datapath import Produced, produce_response
 from kdirect.format.error_codes import ErrorCode, error_kind
@@ -27,6 +29,7 @@ from kdirect.log.config import NEVER
 from kdirect.log.kernel import UNVERIFIED_TRANSACTION
 from kdirect.log.partition import Partition
 
+_LENGTH = struct.Struct(">I")
 _NO_TRANSACTION = "the records belong to a transaction, and the request names none"
 
 _KERNEL_MESSAGES = {
@@ -109,6 +112,17 @@ def failed_append(index: int, code: int, message: str | None, start_offset: int 
     return Produced(index, code, -1, -1, start_offset, message)
 
 
+def _is_transactional(records: Any) -> bool:
+    """Do the records begin with a batch of a transaction?"""
+    if not records or len(records) < layout.BATCH_HEADER_BYTES:
+        return False
+    size = layout.BATCH_LENGTH_PREFIX_BYTES + _LENGTH.unpack_from(records, layout.BATCH_LENGTH)[0]
+    if records[layout.BATCH_MAGIC] != layout.BATCH_MAGIC_V2 or size > len(records):
+        return False  # the kernel says what it is
+    low_byte = records[layout.BATCH_ATTRIBUTES + 1]
+    return bool(low_byte & layout.ATTRIBUTE_TRANSACTIONAL)
+
+
 def _refusal(version: int, request: Any) -> tuple[int, str] | None:
     """(error code, message) of a Produce that is refused for all its partitions, or None."""
     if version < 3:
@@ -160,6 +174,12 @@ class DataHandlers(FetchHandlers):
             if name in INTERNAL_TOPICS:
                 message = f"topic {name} is the broker's own"
                 append.done = failed_append(index, ErrorCode.INVALID_TOPIC_EXCEPTION, message)
+                return
+            if append.transaction is None and _is_transactional(records):
+                # Also while it is open: its producer's id, epoch and sequence are no secret.
+                self._services.counters.append_errors += 1
+                code = int(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
+                append.done = failed_append(index, code, _NO_TRANSACTION)
                 return
             append.partition = partition = self._to_append(append, name)
             if not records:
@@ -246,11 +266,6 @@ class DataHandlers(FetchHandlers):
         services, partition = self._services, append.partition
         assert partition is not None
         start = partition.log_start_offset
-        if result.error == UNVERIFIED_TRANSACTION:
-            services.counters.append_errors += 1
-            code = int(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
-            append.done = failed_append(append.index, code, _NO_TRANSACTION, start)
-            return
         if result.error:
             services.counters.append_errors += 1
             error = result.error

@@ -2,10 +2,11 @@
 """Plain Produce requests: whole batches for one partition, which are appended and acknowledged at
 once.
 
-A request is declined, with nothing changed, if it has a transactional id or tagged fields, asks for
-no acknowledgement, names more than one partition or none that this broker leads, if its partition
-is not free (`PlainTable.may_append`), and if the head has no room.  What the kernel refuses for
-what the batches say is not tried again: the general handlers make the answer out of the kernel's.
+A request is declined, with nothing changed, if it has a transactional id, records of a transaction
+or tagged fields, asks for no acknowledgement, names more than one partition or none that this
+broker leads, if its partition is not free (`PlainTable.may_append`), and if the head has no room.
+What the kernel refuses for what the batches say is not tried again: the general handlers make the
+answer out of the kernel's.
 
 The kernel appends without the GIL, with all its checks (`CommitKernel.c_append`).
 """
@@ -15,6 +16,7 @@ from libc.stdint cimport INT32_MAX, int16_t, int32_t, int64_t, uint8_t, uint32_t
 from kdirect.broker.plain_table cimport (
     ANSWERED, DECLINED, TOLD, PlainPartition, PlainTable, put_8, put_16, put_32, put_64, put_count,
     put_text, request_t, take_16, take_32, take_count, take_no_tags, take_records, take_text)
+from kdirect.format.layout cimport ATTRIBUTE_TRANSACTIONAL, BATCH_ATTRIBUTES
 from kdirect.log.head_read cimport log_start_of
 from kdirect.log.kernel cimport commit_result
 from kdirect.log.results cimport to_python
@@ -49,6 +51,8 @@ cdef int answer_produce(PlainTable table, connection, request_t* r, int64_t now_
     take_no_tags(r)
     take_no_tags(r)
     if r.bad or r.at != r.end or acks not in (1, -1) or length < 0 or size <= 0:
+        return DECLINED
+    if size > BATCH_ATTRIBUTES + 1 and records[BATCH_ATTRIBUTES + 1] & ATTRIBUTE_TRANSACTIONAL:
         return DECLINED
     place = table.find(name, length, number, False)
     if place is None or not table.may_append(place):
