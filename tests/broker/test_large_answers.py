@@ -3,6 +3,9 @@ reads slowly costs the broker no copies."""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import resource
 from typing import Any
 
 import kdirect
@@ -17,11 +20,13 @@ BATCH = encode_single_bytes(b"v" * 500_000)
 COUNT = 40  # more than any socket takes
 
 
-def fetch(max_bytes: int) -> Any:
+def fetch(max_bytes: int, *, wait_ms: int = 0) -> Any:
+    """With `wait_ms`, for more than there is."""
     part = {"partition": 0, "current_leader_epoch": -1, "fetch_offset": 0,
             "partition_max_bytes": max_bytes, "log_start_offset": -1}  # fmt: skip
     return build(
-        p.FetchRequest, replica_id=-1, max_wait_ms=0, min_bytes=1, max_bytes=max_bytes,
+        p.FetchRequest, replica_id=-1, max_wait_ms=wait_ms, max_bytes=max_bytes,
+        min_bytes=1 << 30 if wait_ms else 1,
         isolation_level=0, session_id=0, session_epoch=-1,
         topics=[{"topic": "large", "partitions": [part]}], forgotten_topics_data=[], rack_id="",
     )  # fmt: skip
@@ -57,6 +62,29 @@ def test_an_answer_is_sent_from_the_mapping(broker: kdirect.Broker, raw: Any) ->
     assert len(client.receive().responses[0].partitions[0].records) == len(BATCH)
     wait_until(lambda: segment._references == references, "the mapping is given back")
     assert not connection._pending and connection._writer < 0
+
+
+def test_without_descriptors_a_reader_that_is_slow_is_let_go(
+    broker: kdirect.Broker, raw: Any
+) -> None:
+    """It does not wait for ever for an answer that nobody goes on writing."""
+    filled(broker)
+    client = raw()
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken = []
+    try:
+        client.send(fetch(1 << 28, wait_ms=1000), 11)
+        wait_until(lambda: len(broker.server.waiters), "the Fetch waits")
+        resource.setrlimit(resource.RLIMIT_NOFILE, (512, limits[1]))
+        with contextlib.suppress(OSError):
+            while True:
+                taken.append(os.dup(0))
+        assert client.closed
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        for descriptor in taken:
+            os.close(descriptor)
+    assert raw().call(fetch(1), 11).responses[0].partitions[0].records, "others are served"
 
 
 def test_a_reader_that_goes_away_leaves_no_mapping_behind(broker: kdirect.Broker, raw: Any) -> None:

@@ -438,7 +438,12 @@ class Connection(asyncio.BufferedProtocol):
                 sent -= len(view)
         if self._pending and self._writer < 0:
             # The transport has the descriptor itself, and would copy what it is to write.
-            self._writer = os.dup(self._fd)
+            try:
+                self._writer = os.dup(self._fd)
+            except OSError as e:  # there are no more, and nobody would go on writing
+                log.warning("closing %s: it cannot be waited for: %s", self.peer, e)
+                self._transport.abort()
+                return
             self._write_paused = True
             asyncio.get_running_loop().add_writer(self._writer, self._go_on_writing)
 
