@@ -364,7 +364,7 @@ def test_the_names_of_topics_that_are_gone_are_forgotten(brokers: list[kdirect.B
     connection = Raw(broker.bootstrap_servers)
     plain = gc.get_referents(broker.server.handlers.plain)
     (table,) = (x for x in plain if type(x).__name__ == "PlainTable")
-    for i in range(20):
+    for i in range(3):
         name = f"short-lived-{i}"
         topic = {"name": name, "num_partitions": 1, "replication_factor": 1, "assignments": [],
                  "configs": []}  # fmt: skip
