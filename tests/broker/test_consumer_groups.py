@@ -139,6 +139,22 @@ def test_static_members_come_back_to_their_partitions():
     assert len(w.beat("b", 2).assignment) == 4
 
 
+def test_a_member_that_joins_under_an_instance_id_holds_nothing_for_ever():
+    w = World()
+    all_of_it = w.join("a").assignment
+    again = w.join("a", instance_id="i")
+    assert (again.error, again.assignment) == (0, all_of_it)
+    assert w.join("b", instance_id="j").error == 0
+    w.beat("a", again.epoch, owned=all_of_it)
+    # Neither may one take the id of the other.
+    assert w.join("a", instance_id="j").error == E.INVALID_REQUEST
+    assert w.join("a", instance_id="k").error == E.INVALID_REQUEST
+    w.beat("a", -1, instance_id="i")
+    w.beat("b", -1, instance_id="j")
+    assert not w.group.holders and not w.group.static
+    assert w.join("c").assignment == all_of_it
+
+
 def test_requests_that_no_group_takes():
     w = World(max_size=1)
     join = {"topics": frozenset("t"), "rebalance_timeout_ms": 1, "owned": frozenset()}

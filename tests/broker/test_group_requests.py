@@ -72,6 +72,8 @@ def test_names_that_are_too_long_are_refused_and_other_groups_go_on(broker, raw,
         build(p.MetadataRequest, topics=[{"name": "t"}], allow_auto_topic_creation=True), 8
     )
     assert connection.call(commit, 8).topics[0].partitions[0].error_code == E.INVALID_GROUP_ID
+    named = build(p.InitProducerIdRequest, transactional_id=LONG, transaction_timeout_ms=1000)
+    assert connection.call(named, 4).error_code == E.INVALID_REQUEST
     stable_member(connection, "after")
     groups = broker.server.groups.coordinator.groups
     assert set(groups) == {"before", "after"}

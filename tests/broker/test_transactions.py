@@ -159,6 +159,28 @@ def test_used_up_epochs_bring_a_new_id(version: int) -> None:
         assert desk.ask("init", "x", 1000, None) == Reply(0, 8, 0)
 
 
+def test_the_epoch_of_a_fence_is_nobodys() -> None:
+    """After it there is none: the record would not hold a fence of it."""
+    desk = Desk()
+    desk.ask("init", "x", 1000, None)
+    last = machine.LAST_EPOCH
+    desk.machine.install("x", desk.record()._replace(epoch=last))
+    assert desk.ask("add", "x", 7, last, [T0], 0).code == 0
+    desk.now += 1001
+    (fence,) = desk.machine.timed_out(desk.now)
+    markers = desk.machine.written(fence)
+    assert markers is not None and markers.epoch == last + 1
+    done = desk.machine.complete(markers, desk.now)
+    assert done is not None and done.record is not None
+    desk.machine.written(done)
+    assert records.parse_transaction_value(records.transaction_value(done.record)).epoch == last + 1
+    for version in (0, 2):
+        assert desk.ask("add", "x", 7, last + 1, [T0], version).code == E.PRODUCER_FENCED
+        for commit in (True, False):
+            assert desk.ask("end", "x", 7, last + 1, commit, version).code == E.PRODUCER_FENCED
+    assert desk.ask("init", "x", 1000, None) == Reply(0, 8, 0)
+
+
 def test_an_empty_transaction_is_aborted_with_a_new_epoch() -> None:
     desk = Desk()
     desk.ask("init", "x", 1000, None)

@@ -349,6 +349,9 @@ class ConsumerGroupCoordinator:
             self.check_instance(owner, member_id, r.instance_id)
             _check_epoch(owner, r)
             return owner
+        known = group.members.get(member_id)
+        if known is not None and known is not owner:
+            return self._becomes_static(group, known, owner, r.instance_id)
         if owner is None:
             member = ConsumerMember(member_id, r.instance_id)
             group.put(member)
@@ -363,6 +366,25 @@ class ConsumerGroupCoordinator:
                 f" because the instance id is owned by {owner.member_id} member.",
             )
         return self.replace_static(group, owner, member_id, rows)
+
+    def _becomes_static(
+        self,
+        group: ConsumerGroup,
+        known: ConsumerMember,
+        owner: ConsumerMember | None,
+        instance_id: str,
+    ) -> ConsumerMember:
+        """A member joins under an instance id that it did not have.  What it holds must not be
+        forgotten, or nobody is ever given it."""
+        if owner is not None or known.instance_id is not None:
+            raise RefusedRequestError(
+                ErrorCode.INVALID_REQUEST,
+                f"MemberId {known.member_id} is that of another member than InstanceId"
+                f" {instance_id}.",
+            )
+        self._begin_anew(group, known)
+        group.static[instance_id] = known.member_id
+        return known
 
     def check_instance(self, owner: ConsumerMember, member_id: str, instance_id: str) -> None:
         if owner.member_id != member_id:

@@ -144,7 +144,7 @@ class GroupAdminHandlers:
         new = self._groups.consumer.groups.get(name)
         if new is not None and new.members:
             return ErrorCode.NON_EMPTY_GROUP
-        if group is None and new is None and name not in self._offsets.groups():
+        if group is None and new is None and not self._offsets.has_offsets(name):
             return ErrorCode.GROUP_ID_NOT_FOUND
         if group is not None and (group.members or group.state in (PREPARING, COMPLETING, STABLE)):
             return ErrorCode.NON_EMPTY_GROUP

@@ -423,13 +423,13 @@ class GroupHandlers:
                 group.state == EMPTY
                 and not group.pending
                 and now - group.since_ms >= retention_ms
-                and not store.offsets(group.group_id)
+                and not store.has_offsets(group.group_id)
             ):
                 await store.forget_group(group.group_id)
                 self.coordinator.remove_empty(group)
         for new in list(self.consumer.groups.values()):
             old = not new.members and now - new.since_ms >= retention_ms
-            if old and not store.offsets(new.group_id):
+            if old and not store.has_offsets(new.group_id):
                 await self.delete_consumer(new.group_id)
 
     async def delete_consumer(self, group_id: str) -> None:

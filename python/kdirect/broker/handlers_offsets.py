@@ -197,7 +197,7 @@ class OffsetHandlers:
             return respond(header, p.OffsetDeleteResponse, error_code=refusal, topics=[])
         group = self._groups.find(request.group_id)
         is_known = group is not None or self._groups.find_consumer(request.group_id) is not None
-        if not is_known and request.group_id not in self._store.groups():
+        if not is_known and not self._store.has_offsets(request.group_id):
             code = ErrorCode.GROUP_ID_NOT_FOUND
             return respond(header, p.OffsetDeleteResponse, error_code=code, topics=[])
         new = self._groups.find_consumer(request.group_id)

@@ -25,7 +25,7 @@ from kdirect.broker.transactions import EPOCH_BUMPS, Markers, Reply
 from kdirect.errors import KdirectError
 from kdirect.format import protocol as p
 from kdirect.format.error_codes import ErrorCode
-from kdirect.format.transaction_records import State
+from kdirect.format.transaction_records import TEXT_BYTES, State
 from kdirect.model import TopicPartition
 
 NO_EPOCH = -1
@@ -67,7 +67,8 @@ class TransactionHandlers:
             if producer_id is None:
                 return later(self._plain_later(header))
             return _initialized(header, Reply(ErrorCode.NONE, producer_id, 0))
-        if not request.transactional_id:
+        name = request.transactional_id
+        if not name or len(name.encode()) > TEXT_BYTES:  # a record would not hold it
             return _initialized(header, Reply(ErrorCode.INVALID_REQUEST))
         longest = self._services.config["transaction.max.timeout.ms"]
         if not 0 < request.transaction_timeout_ms <= longest:

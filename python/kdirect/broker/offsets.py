@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sized
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Set, Sized
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
@@ -282,6 +282,10 @@ class OffsetStore:
         """What a group has committed."""
         return self._offsets.get(group, {})
 
+    def has_offsets(self, group: str) -> bool:
+        """Has a group committed offsets, or has a transaction without an end done so?"""
+        return bool(self.offsets(group)) or bool(self.unstable(group))
+
     def groups(self) -> set[str]:
         """Groups that have committed offsets."""
         return {name for name, offsets in self._offsets.items() if offsets}
@@ -383,8 +387,9 @@ class OffsetStore:
     def forget(
         self, group: str, partitions: Iterable[TopicPartition]
     ) -> asyncio.Future[Partition | None]:
-        """Delete the offsets of a group in these partitions."""
-        known = self._offsets.get(group, {})
+        """Delete the offsets of a group in these partitions, also those that transactions without
+        an end have committed."""
+        known = self._offsets.get(group, {}).keys() | self.unstable(group)
         gone = [tp for tp in partitions if tp in known]
         return self._change(
             group,
@@ -412,9 +417,14 @@ class OffsetStore:
         await self._forget_where(lambda name: self._topics.find(name) is None)
 
     async def _forget_where(self, gone: Callable[[str], bool]) -> None:
+        found: dict[str, Set[TopicPartition]] = {
+            name: offsets.keys() for name, offsets in self._offsets.items()
+        }
+        for name in self._unstable.groups():
+            found[name] = found.get(name, set()) | self.unstable(name)
         doomed = {
-            group: [tp for tp in offsets if gone(tp.topic)]
-            for group, offsets in self._offsets.items()
+            group: [tp for tp in partitions if gone(tp.topic)]
+            for group, partitions in found.items()
         }
         for group, partitions in doomed.items():
             try:
@@ -446,16 +456,17 @@ class OffsetStore:
         return self._change(group, list(rows.items()), remember)
 
     def forget_group(self, group: str) -> asyncio.Future[Partition | None]:
-        """Delete a group with all its offsets."""
+        """Delete a group with all its offsets, those of transactions without an end too."""
+        gone = self._offsets.get(group, {}).keys() | self.unstable(group)
         rows: list[Row] = [
-            (records.offset_key(group, tp.topic, tp.partition), None)
-            for tp in self._offsets.get(group, {})
+            (records.offset_key(group, tp.topic, tp.partition), None) for tp in gone
         ]
         if group in self._groups:
             rows.append((records.group_key(group), None))
         rows += [(consumer_records.key(*row), None) for row in self._rows.get(group, ())]
 
         def drop() -> None:
+            self._unstable.superseded(group, gone)
             self._rows.pop(group, None)
             self._offsets.pop(group, None)
             self._groups.pop(group, None)
@@ -464,8 +475,14 @@ class OffsetStore:
 
     async def expire(self, group: str, before_ms: int) -> int:
         """Delete the offsets of a group that were committed before a time, in milliseconds since
-        the epoch; how many."""
-        old = [tp for tp, c in self._offsets.get(group, {}).items() if c.timestamp_ms < before_ms]
+        the epoch; how many.  Not where a transaction is about to commit the next one: a group that
+        commits in long transactions would lose its place."""
+        unstable = self.unstable(group)
+        old = [
+            tp
+            for tp, c in self._offsets.get(group, {}).items()
+            if c.timestamp_ms < before_ms and tp not in unstable
+        ]
         await self.forget(group, old)
         return len(old)
 

@@ -75,6 +75,12 @@ class PendingOffsets:
         """The partitions of a group of which an offset is pending."""
         return {tp for groups in self._found.values() for tp in groups.get(group, ())}
 
+    def groups(self) -> set[str]:
+        """The groups of which an offset is pending."""
+        return {
+            name for groups in self._found.values() for name, offsets in groups.items() if offsets
+        }
+
     def any_in(self, is_here: Callable[[str], bool]) -> bool:
         """Is anything pending of the groups of which `is_here` says so?"""
         return any(is_here(name) for groups in self._found.values() for name in groups)

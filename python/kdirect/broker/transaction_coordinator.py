@@ -184,7 +184,7 @@ class TransactionCoordinator:
     def _write(self, write: Write, told: Callable[[Reply], None]) -> None:
         try:
             saved = self._store.save(write.transactional_id, write.record)
-        except KdirectError as e:
+        except Exception as e:  # whatever it is: the id must not wait for ever
             self._settle(write, told, e)
             return
         if saved.done():

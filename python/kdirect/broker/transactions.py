@@ -44,7 +44,7 @@ from kdirect.format.transaction_records import (
 from kdirect.model import TopicPartition
 
 EPOCH_BUMPS = 2  # the transaction version whose clients have a new epoch for each transaction
-LAST_EPOCH = 0x7FFE  # the highest that a producer is given; one more is for a fence
+LAST_EPOCH = 0x7FFE  # the highest that a producer is given; one more is for a fence, and nobody's
 _PREPARED = (State.PREPARE_COMMIT, State.PREPARE_ABORT)
 _AT_REST = (State.EMPTY, State.COMPLETE_COMMIT, State.COMPLETE_ABORT)
 
@@ -172,7 +172,7 @@ class Transactions:
         # Whatever protocol the producer spoke: its requests are to be refused, not to be taken for
         # retries of the end of its transaction.
         fenced = old._replace(
-            epoch=old.epoch + 1,
+            epoch=min(old.epoch, LAST_EPOCH) + 1,
             last_epoch=NO_EPOCH,
             state=State.PREPARE_ABORT,
             updated_ms=now_ms,
@@ -197,7 +197,7 @@ class Transactions:
         entry, old = self._find(name)
         if old is None or old.producer_id != producer_id:
             return Reply(ErrorCode.INVALID_PRODUCER_ID_MAPPING)
-        if old.epoch != epoch:
+        if old.epoch != epoch or epoch > LAST_EPOCH:
             return Reply(ErrorCode.PRODUCER_FENCED)
         if entry.pending is not None or old.state in _PREPARED:
             return Reply(ErrorCode.CONCURRENT_TRANSACTIONS)
@@ -257,7 +257,7 @@ class Transactions:
         repeated = _is_repeated_end(old, producer_id, epoch)
         if old.producer_id != producer_id and not repeated:
             return Reply(ErrorCode.INVALID_PRODUCER_ID_MAPPING)
-        if epoch != old.epoch and not repeated:
+        if (epoch != old.epoch or epoch > LAST_EPOCH) and not repeated:
             return Reply(ErrorCode.PRODUCER_FENCED)
         if old.version >= EPOCH_BUMPS and old.state in _PREPARED and not repeated:
             return Reply(ErrorCode.PRODUCER_FENCED)  # of the next transaction, before it can be

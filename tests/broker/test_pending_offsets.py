@@ -1,0 +1,108 @@
+"""Offsets that an open transaction has committed, while somebody deletes what they are about."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import confluent_kafka as ck
+import pytest
+from confluent_kafka.admin import AdminClient, NewTopic
+
+import kdirect
+from kdirect.format.group_records import CommittedOffset
+from kdirect.model import TopicPartition
+
+AT = TopicPartition("t", 0)
+
+
+class Sides:
+    """A broker on one directory, a producer of transactions, and an administrator."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = str(path)
+        self.port = 0
+        self.start()
+        self.admin = AdminClient({"bootstrap.servers": self.broker.bootstrap_servers})
+        self.admin.create_topics([NewTopic("t", 1), NewTopic("out", 1)])["t"].result(10)
+        self.producer = ck.Producer(
+            {"bootstrap.servers": self.broker.bootstrap_servers, "transactional.id": "x"}
+        )
+        self.producer.init_transactions(10)
+
+    def start(self) -> None:
+        self.broker: Any = kdirect.Broker(
+            log_dirs=self.path,
+            listeners=f"PLAINTEXT://127.0.0.1:{self.port}",
+            transaction_state_log_num_partitions=1,
+            offsets_topic_num_partitions=1,
+        )
+        self.broker.start()
+        self.port = int(self.broker.bootstrap_servers.rpartition(":")[2])
+
+    def restart(self) -> None:
+        self.broker.stop()
+        self.start()
+
+    def begin(self, offset: int) -> None:
+        """A transaction that has committed an offset of group g, and has no end yet."""
+        member = ck.Consumer(
+            {"bootstrap.servers": self.broker.bootstrap_servers, "group.id": "g"}
+        )
+        self.producer.begin_transaction()
+        self.producer.send_offsets_to_transaction(
+            [ck.TopicPartition("t", 0, offset)], member.consumer_group_metadata(), 10
+        )
+        member.close()
+
+    def committed(self) -> dict[str, int]:
+        """The group's offsets, as they are in memory, by topic."""
+        found = self.broker.server.offsets.offsets("g")
+        return {tp.topic: committed.offset for tp, committed in found.items()}
+
+
+@pytest.fixture
+def sides(tmp_path: Path) -> Any:
+    made = Sides(tmp_path)
+    yield made
+    made.broker.stop()
+
+
+def delete_group(admin: Any) -> None:
+    admin.delete_consumer_groups(["g"])["g"].result(10)
+
+
+def delete_topic(admin: Any) -> None:
+    admin.delete_topics(["t"])["t"].result(10)
+
+
+@pytest.mark.parametrize("delete", [delete_group, delete_topic])
+def test_what_is_deleted_does_not_come_back_with_the_commit(
+    sides: Any, delete: Callable[[Any], None]
+) -> None:
+    """As Kafka: a group or a topic takes with it what transactions have committed of it so far."""
+    sides.begin(7)
+    delete(sides.admin)
+    sides.producer.commit_transaction(10)
+    assert sides.committed() == {}
+    sides.restart()
+    assert sides.committed() == {}
+
+
+def test_an_old_offset_stays_while_a_transaction_commits_the_next(
+    sides: Any, on_loop: Callable[..., Any]
+) -> None:
+    """The clean-up of old offsets takes neither the old one nor the one that is to follow."""
+    offsets = sides.broker.server.offsets
+    long_ago = CommittedOffset(3, -1, "", 1000)
+    sides.begin(5)
+    sides.producer.abort_transaction(10)  # the topic is there
+    on_loop(sides.broker, lambda: offsets.commit("g", {AT: long_ago}))
+    sides.begin(7)
+    on_loop(sides.broker, sides.broker.server.groups.expire_offsets)
+    assert sides.committed() == {"t": 3}
+    sides.producer.commit_transaction(10)
+    assert sides.committed() == {"t": 7}
+    sides.restart()
+    assert sides.committed() == {"t": 7}
