@@ -11,7 +11,10 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
 import kdirect
+from kdirect.format import protocol as p
+from kdirect.format.error_codes import ErrorCode
 from kdirect.format.group_records import CommittedOffset
+from kdirect.format.schema import build
 from kdirect.model import TopicPartition
 
 AT = TopicPartition("t", 0)
@@ -106,3 +109,23 @@ def test_an_old_offset_stays_while_a_transaction_commits_the_next(
     assert sides.committed() == {"t": 7}
     sides.restart()
     assert sides.committed() == {"t": 7}
+
+
+def test_a_member_with_an_old_epoch_can_abort(sides: Any, raw: Callable[..., Any]) -> None:
+    """Of a stale epoch a transaction is told as of an old generation: for the other code clients of
+    Kafka have no way but to end the producer."""
+    connection = raw(sides.broker.bootstrap_servers)
+    beat = build(
+        p.ConsumerGroupHeartbeatRequest, group_id="new", member_id="m", member_epoch=0,
+        rebalance_timeout_ms=1000, subscribed_topic_names=["t"], topic_partitions=[],
+    )  # fmt: skip
+    joined = connection.call(beat, 1)
+    assert (joined.error_code, joined.member_epoch) == (0, 1)
+    row = {"partition_index": 0, "committed_offset": 1, "committed_metadata": ""}
+    commit = build(
+        p.TxnOffsetCommitRequest, transactional_id="x", group_id="new", producer_id=0,
+        producer_epoch=0, generation_id=7, member_id="m",
+        topics=[{"name": "t", "partitions": [row]}],
+    )  # fmt: skip
+    answer = connection.call(commit, 5)
+    assert answer.topics[0].partitions[0].error_code == ErrorCode.ILLEGAL_GENERATION

@@ -50,6 +50,12 @@ def ready(broker, name, path="shared", **more):
     return made
 
 
+def size(broker, topic):
+    """How many offsets both partitions have, those of markers too."""
+    with kdirect.Consumer({"bootstrap.servers": broker.bootstrap_servers}) as reader:
+        return sum(reader.get_watermark_offsets(TopicPartition(topic, p))[1] for p in range(2))
+
+
 def read(broker, topic):
     """All values of both partitions, in order, whether they were committed or not."""
     settings = {"bootstrap.servers": broker.bootstrap_servers, "auto.offset.reset": "earliest"}
@@ -107,6 +113,7 @@ def test_many_transactions(broker, topic, path, linger_ms):
     assert statistics[f"{PATHS[path][1]}_records"] == len(written), "another path was taken"
     assert seen_by_librdkafka(broker, topic, len(written)) == sorted(written)
     assert read(broker, topic) == sorted(written)
+    assert size(broker, topic) == len(written) + 41, "a marker was written twice"
 
 
 def seen(broker, topic, settings, offset):

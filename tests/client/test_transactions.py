@@ -205,3 +205,21 @@ def test_a_broker_that_is_started_again_goes_on(tmp_path: Any) -> None:
         found = consumer.committed([ck.TopicPartition("out", 0)], 10)
         consumer.close()
         assert found[0].offset == 7
+
+
+def test_a_marker_that_waits_for_the_disk_is_written_once(tmp_path: Any) -> None:
+    with kdirect.Broker(
+        log_dirs=str(tmp_path), log_flush_before_ack=True, transaction_state_log_num_partitions=1
+    ) as b:
+        admin = AdminClient({"bootstrap.servers": b.bootstrap_servers})
+        admin.create_topics([NewTopic("out", 2)])["out"].result(10)
+        made = producer(b, "a")
+        for _ in range(2):
+            made.begin_transaction()
+            write(made, b"value")
+            made.commit_transaction(10)
+        consumer = ck.Consumer({"bootstrap.servers": b.bootstrap_servers, "group.id": "none"})
+        for i in range(2):
+            ends = consumer.get_watermark_offsets(ck.TopicPartition("out", i), 10)
+            assert ends == (0, 2 * 2 + 2)
+        consumer.close()

@@ -256,9 +256,8 @@ class TransactionHandlers:
             markers = Markers(
                 "", row.producer_id, row.producer_epoch, row.transaction_result, frozenset(tps)
             )
-            codes = await asyncio.gather(
-                *(self._markers.append(tp, markers, row.coordinator_epoch) for tp in tps)
-            )
+            appended = (self._markers.append(tp, markers, row.coordinator_epoch) for tp in tps)
+            codes = await asyncio.gather(*map(asyncio.shield, appended))
             topics: dict[str, list[dict[str, int]]] = {}
             for tp, code in zip(tps, codes, strict=True):
                 found = {"partition_index": tp.partition, "error_code": code}

@@ -79,7 +79,10 @@ class TxnOffsetHandlers:
         if version >= KNOWS_MEMBERS:
             member, instance = request.member_id, request.group_instance_id
             if request.generation_id >= 0 or member or instance is not None:
-                return self._groups.may_commit(group, request.generation_id, member, instance)
+                code = self._groups.may_commit(group, request.generation_id, member, instance)
+                # As Kafka: this request's clients do not know the other one, and would not abort.
+                stale = code == ErrorCode.STALE_MEMBER_EPOCH
+                return ErrorCode.ILLEGAL_GENERATION if stale else code
         return self._groups.refusal(group)
 
     def _check_offset(self, tp: TopicPartition, metadata: str | None) -> int:
@@ -95,7 +98,7 @@ class TxnOffsetHandlers:
     ) -> int:
         group, producer = request.group_id, (request.producer_id, request.producer_epoch)
         try:
-            if self._services.replicas is None:
+            if self._services.replicas is None and not self._store.partition_count:
                 await self._services.files.admin(self._store.create_topic)
             log = self._store.partition_of(group)
             subject = Subject(request.transactional_id, *producer, version >= IMPLICIT)

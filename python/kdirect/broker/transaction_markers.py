@@ -48,6 +48,8 @@ class TransactionMarkers:
         self._node_id = services.cluster.node_id
         self.may_append: Callable[[TopicPartition], int] = lambda tp: 0
         self.completed: Callable[[TopicPartition, Markers], int] = lambda tp, markers: 0
+        # Those that are appended and not committed, so that nobody appends them a second time.
+        self._under_way: dict[tuple[Any, ...], asyncio.Future[int]] = {}
 
     # -- the leader's side -------------------------------------------------------------------------
 
@@ -55,7 +57,21 @@ class TransactionMarkers:
         self, tp: TopicPartition, markers: Markers, coordinator_epoch: int
     ) -> asyncio.Future[int]:
         """Append a marker to a partition that this broker leads; the code, once it is committed.
-        It is done already where nothing has to be waited for."""
+        It is done already where nothing has to be waited for.  Several may wait for one marker:
+        none of them cancels the future (`asyncio.shield`)."""
+        key = (tp, markers.producer_id, markers.epoch, markers.commit, coordinator_epoch)
+        found = self._under_way.get(key)
+        if found is not None:
+            return found
+        future = self._append(tp, markers, coordinator_epoch)
+        if not future.done():
+            self._under_way[key] = future
+            future.add_done_callback(lambda done: self._under_way.pop(key))
+        return future
+
+    def _append(
+        self, tp: TopicPartition, markers: Markers, coordinator_epoch: int
+    ) -> asyncio.Future[int]:
         future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         if code := self.may_append(tp):
             future.set_result(code)
@@ -95,7 +111,8 @@ class TransactionMarkers:
     ) -> None:
         """It is in the log, or could not be appended."""
         services = self._services
-        if appended.cancelled():
+        if appended.cancelled():  # the broker stops: whoever asked asks another one
+            resolve(future, int(ErrorCode.NOT_LEADER_OR_FOLLOWER), None)
             return
         error = appended.exception()
         if error is not None or appended.result().error:
@@ -104,6 +121,9 @@ class TransactionMarkers:
             return
 
         def committed(done: asyncio.Future[None] | None) -> None:
+            if done is not None and done.cancelled():
+                resolve(future, int(ErrorCode.NOT_LEADER_OR_FOLLOWER), None)
+                return
             failure = None if done is None else done.exception()
             if failure is not None:
                 resolve(future, _code(failure, tp), None)
@@ -128,7 +148,7 @@ class TransactionMarkers:
         if waits is None:
             committed(None)
         else:
-            waits.add_done_callback(lambda done: None if done.cancelled() else committed(done))
+            waits.add_done_callback(committed)
 
     # -- the coordinator's side --------------------------------------------------------------------
 
@@ -178,7 +198,8 @@ class TransactionMarkers:
         self, leader: int, markers: Markers, epoch: int, tps: list[TopicPartition]
     ) -> dict[TopicPartition, int]:
         if leader == self._node_id:
-            codes = await asyncio.gather(*(self.append(tp, markers, epoch) for tp in tps))
+            appended = (asyncio.shield(self.append(tp, markers, epoch)) for tp in tps)
+            codes = await asyncio.gather(*appended)
             return dict(zip(tps, codes, strict=True))
         failed = dict.fromkeys(tps, int(ErrorCode.NOT_LEADER_OR_FOLLOWER))
         if leader < 0 or self._peers is None:

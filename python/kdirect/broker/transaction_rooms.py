@@ -54,9 +54,11 @@ class TransactionRooms:
     async def _group_partition(self, group: str) -> TopicPartition:
         """The partition that keeps a group's offsets.  CoordinatorError: there is none yet."""
         offsets = self._services.offsets
-        if self._services.replicas is None:
+        if offsets.partition_count:
+            pass
+        elif self._services.replicas is None:
             await self._services.files.admin(offsets.create_topic)
-        elif not offsets.partition_count:
+        else:
             self._groups.partitions.ask_for_topic()
             raise CoordinatorError(f"the topic {OFFSETS_TOPIC} is being created", hint="try again")
         return TopicPartition(OFFSETS_TOPIC, offsets.index_of(group))
