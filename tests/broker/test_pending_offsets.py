@@ -50,9 +50,7 @@ class Sides:
 
     def begin(self, offset: int) -> None:
         """A transaction that has committed an offset of group g, and has no end yet."""
-        member = ck.Consumer(
-            {"bootstrap.servers": self.broker.bootstrap_servers, "group.id": "g"}
-        )
+        member = ck.Consumer({"bootstrap.servers": self.broker.bootstrap_servers, "group.id": "g"})
         self.producer.begin_transaction()
         self.producer.send_offsets_to_transaction(
             [ck.TopicPartition("t", 0, offset)], member.consumer_group_metadata(), 10

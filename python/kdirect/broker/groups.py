@@ -47,7 +47,7 @@ from kdirect.broker.group_state import (
     SyncResult,
 )
 from kdirect.format.error_codes import ErrorCode
-from kdirect.format.group_records import TEXT_BYTES
+from kdirect.format.record_fields import TEXT_BYTES
 
 # As long as any suffix that a client id or an instance id gets to become a member id.
 MEMBER_ID_SUFFIX = f"-{uuid.UUID(int=0)}"

@@ -25,7 +25,8 @@ from kdirect.broker.transactions import EPOCH_BUMPS, Markers, Reply
 from kdirect.errors import KdirectError
 from kdirect.format import protocol as p
 from kdirect.format.error_codes import ErrorCode
-from kdirect.format.transaction_records import TEXT_BYTES, State
+from kdirect.format.record_fields import TEXT_BYTES
+from kdirect.format.transaction_records import State
 from kdirect.model import TopicPartition
 
 NO_EPOCH = -1

@@ -458,9 +458,7 @@ class OffsetStore:
     def forget_group(self, group: str) -> asyncio.Future[Partition | None]:
         """Delete a group with all its offsets, those of transactions without an end too."""
         gone = self._offsets.get(group, {}).keys() | self.unstable(group)
-        rows: list[Row] = [
-            (records.offset_key(group, tp.topic, tp.partition), None) for tp in gone
-        ]
+        rows: list[Row] = [(records.offset_key(group, tp.topic, tp.partition), None) for tp in gone]
         if group in self._groups:
             rows.append((records.group_key(group), None))
         rows += [(consumer_records.key(*row), None) for row in self._rows.get(group, ())]

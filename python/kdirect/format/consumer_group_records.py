@@ -23,13 +23,11 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from kdirect.errors import FormatError
+from kdirect.format.record_fields import I16, I32, I64, FieldReader, raw_text, uvarint
 
 GROUP, TOPICS, MEMBER, TARGET_EPOCH, TARGET, CURRENT, REGEX = 3, 4, 5, 6, 7, 8, 16
 _OF_MEMBERS = frozenset((MEMBER, TARGET, CURRENT, REGEX))
 KINDS = _OF_MEMBERS | {GROUP, TOPICS, TARGET_EPOCH}
-_I16 = struct.Struct(">h")
-_I32 = struct.Struct(">i")
-_I64 = struct.Struct(">q")
 
 Partition = tuple[uuid.UUID, int]
 
@@ -87,138 +85,88 @@ class RegexValue(NamedTuple):
 # -- writing ---------------------------------------------------------------------------------------
 
 
-def _uvarint(value: int) -> bytes:
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
-
-
 def _key_text(value: str) -> bytes:
-    raw = value.encode()
-    if len(raw) > 32767:
-        raise FormatError(
-            f"a name of {len(raw)} bytes does not fit into a record of __consumer_offsets",
-            hint="32767 bytes do",
-        )
-    return _I16.pack(len(raw)) + raw
+    raw = raw_text(value, FieldReader.what)
+    return I16.pack(len(raw)) + raw
 
 
 def _text(value: str | None) -> bytes:
     if value is None:
         return b"\0"
     raw = value.encode()
-    return _uvarint(len(raw) + 1) + raw
+    return uvarint(len(raw) + 1) + raw
 
 
 def _texts(values: Iterable[str]) -> bytes:
     names = sorted(values)
-    return _uvarint(len(names) + 1) + b"".join(map(_text, names))
+    return uvarint(len(names) + 1) + b"".join(map(_text, names))
 
 
 def _assignment(partitions: Iterable[Partition]) -> bytes:
     topics: dict[uuid.UUID, list[int]] = {}
     for topic, index in sorted(partitions):
         topics.setdefault(topic, []).append(index)
-    out = bytearray(_uvarint(len(topics) + 1))
+    out = bytearray(uvarint(len(topics) + 1))
     for topic, indexes in topics.items():
-        out += topic.bytes + _uvarint(len(indexes) + 1)
+        out += topic.bytes + uvarint(len(indexes) + 1)
         out += struct.pack(f">{len(indexes)}i", *indexes) + b"\0"
     return bytes(out)
 
 
 def key(kind: int, group: str, name: str = "") -> bytes:
     """The key of a record; FormatError if a name is too long for it."""
-    out = _I16.pack(kind) + _key_text(group)
+    out = I16.pack(kind) + _key_text(group)
     return out + _key_text(name) if kind in _OF_MEMBERS else out
 
 
 def epoch_value(epoch: int) -> bytes:
     """The value of GROUP and of TARGET_EPOCH."""
-    return _I16.pack(0) + _I32.pack(epoch) + b"\0"
+    return I16.pack(0) + I32.pack(epoch) + b"\0"
 
 
 def topics_value(topics: Mapping[str, TopicFacts]) -> bytes:
-    out = bytearray(_I16.pack(0) + _uvarint(len(topics) + 1))
+    out = bytearray(I16.pack(0) + uvarint(len(topics) + 1))
     for name in sorted(topics):
         facts = topics[name]
-        out += facts.topic_id.bytes + _text(name) + _I32.pack(facts.partitions)
+        out += facts.topic_id.bytes + _text(name) + I32.pack(facts.partitions)
         out += b"\x01\0"  # no racks of partitions; no tagged fields
     return bytes(out + b"\0")
 
 
 def member_value(m: MemberValue) -> bytes:
-    out = bytearray(_I16.pack(0))
+    out = bytearray(I16.pack(0))
     out += _text(m.instance_id) + _text(m.rack_id) + _text(m.client_id) + _text(m.client_host)
-    out += _texts(m.topics) + _text(m.regex) + _I32.pack(m.rebalance_timeout_ms)
+    out += _texts(m.topics) + _text(m.regex) + I32.pack(m.rebalance_timeout_ms)
     out += _text(m.assignor)
     if m.classic is None:
         return bytes(out + b"\0")
     # A nullable struct in a tagged field begins with a byte that says that it is there.
-    tagged = bytearray(b"\x01" + _I32.pack(m.classic.session_timeout_ms))
-    tagged += _uvarint(len(m.classic.protocols) + 1)
+    tagged = bytearray(b"\x01" + I32.pack(m.classic.session_timeout_ms))
+    tagged += uvarint(len(m.classic.protocols) + 1)
     for name, metadata in m.classic.protocols:
-        tagged += _text(name) + _uvarint(len(metadata) + 1) + metadata + b"\0"
+        tagged += _text(name) + uvarint(len(metadata) + 1) + metadata + b"\0"
     tagged += b"\0"
-    return bytes(out + b"\x01\0" + _uvarint(len(tagged)) + tagged)
+    return bytes(out + b"\x01\0" + uvarint(len(tagged)) + tagged)
 
 
 def target_value(partitions: Iterable[Partition]) -> bytes:
-    return _I16.pack(0) + _assignment(partitions) + b"\0"
+    return I16.pack(0) + _assignment(partitions) + b"\0"
 
 
 def current_value(c: CurrentValue) -> bytes:
-    head = _I16.pack(0) + _I32.pack(c.epoch) + _I32.pack(c.previous_epoch) + bytes((c.state,))
+    head = I16.pack(0) + I32.pack(c.epoch) + I32.pack(c.previous_epoch) + bytes((c.state,))
     return head + _assignment(c.assigned) + _assignment(c.revoking) + b"\0"
 
 
 def regex_value(r: RegexValue) -> bytes:
-    times = _I64.pack(r.version) + _I64.pack(r.timestamp_ms)
-    return _I16.pack(0) + _texts(r.topics) + times + b"\0"
+    times = I64.pack(r.version) + I64.pack(r.timestamp_ms)
+    return I16.pack(0) + _texts(r.topics) + times + b"\0"
 
 
 # -- reading ---------------------------------------------------------------------------------------
 
 
-class _Cursor:
-    """Reads fields in order; FormatError where the bytes do not hold them."""
-
-    def __init__(self, data: bytes) -> None:
-        self.data = data
-        self.pos = 0
-
-    def take(self, n: int) -> bytes:
-        if n < 0 or n > len(self.data) - self.pos:
-            raise FormatError("a record of __consumer_offsets is cut short")
-        self.pos += n
-        return self.data[self.pos - n : self.pos]
-
-    def i16(self) -> int:
-        return int(_I16.unpack(self.take(2))[0])
-
-    def i32(self) -> int:
-        return int(_I32.unpack(self.take(4))[0])
-
-    def i64(self) -> int:
-        return int(_I64.unpack(self.take(8))[0])
-
-    def uvarint(self) -> int:
-        value = 0
-        for shift in (0, 7, 14, 21, 28):
-            byte = self.take(1)[0]
-            value |= (byte & 0x7F) << shift
-            if byte < 0x80:
-                return value
-        raise FormatError("a length in a record of __consumer_offsets has more than 32 bits")
-
-    def decoded(self, n: int) -> str:
-        try:
-            return self.take(n).decode()
-        except UnicodeDecodeError as e:
-            raise FormatError("a record of __consumer_offsets holds text that is not UTF-8") from e
-
+class _Cursor(FieldReader):
     def key_text(self) -> str:
         return self.decoded(self.i16())
 
@@ -249,13 +197,6 @@ class _Cursor:
             out.update((topic, i) for i in struct.unpack(f">{n}i", self.take(4 * n)))
             self.tags()
         return frozenset(out)
-
-    def tags(self) -> dict[int, bytes]:
-        out = {}
-        for _ in range(self.uvarint()):
-            tag = self.uvarint()
-            out[tag] = self.take(self.uvarint())
-        return out
 
     def version_0(self) -> None:
         version = self.i16()

@@ -24,12 +24,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from kdirect.errors import FormatError
+from kdirect.format.record_fields import I16, I32, FieldReader
 from kdirect.model import TopicPartition
 
 PROTOCOL_TYPE = "consumer"
 HIGHEST = 3  # of a subscription's versions
-_I16 = struct.Struct(">h")
-_I32 = struct.Struct(">i")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,36 +45,36 @@ class Subscription:
 
 def _text(value: str | None) -> bytes:
     if value is None:
-        return _I16.pack(-1)
+        return I16.pack(-1)
     raw = value.encode()
-    return _I16.pack(len(raw)) + raw
+    return I16.pack(len(raw)) + raw
 
 
 def _blob(value: bytes | None) -> bytes:
-    return _I32.pack(-1) if value is None else _I32.pack(len(value)) + value
+    return I32.pack(-1) if value is None else I32.pack(len(value)) + value
 
 
 def _partitions(tps: Iterable[TopicPartition]) -> bytes:
     topics: dict[str, list[int]] = {}
     for tp in sorted(tps):
         topics.setdefault(tp.topic, []).append(tp.partition)
-    out = bytearray(_I32.pack(len(topics)))
+    out = bytearray(I32.pack(len(topics)))
     for name, numbers in topics.items():
-        out += _text(name) + _I32.pack(len(numbers)) + struct.pack(f">{len(numbers)}i", *numbers)
+        out += _text(name) + I32.pack(len(numbers)) + struct.pack(f">{len(numbers)}i", *numbers)
     return bytes(out)
 
 
 def encode_subscription(s: Subscription) -> bytes:
     """The bytes of a subscription in its version."""
     names = sorted(s.topics)
-    out = bytearray(_I16.pack(s.version) + _I32.pack(len(names)))
+    out = bytearray(I16.pack(s.version) + I32.pack(len(names)))
     for name in names:
         out += _text(name)
     out += _blob(s.user_data)
     if s.version >= 1:
         out += _partitions(s.owned)
     if s.version >= 2:
-        out += _I32.pack(s.generation)
+        out += I32.pack(s.generation)
     if s.version >= 3:
         out += _text(s.rack)
     return bytes(out)
@@ -85,31 +84,13 @@ def encode_assignment(
     tps: Iterable[TopicPartition], version: int = 0, user_data: bytes | None = None
 ) -> bytes:
     """The bytes of an assignment.  All versions have the same fields."""
-    return _I16.pack(version) + _partitions(tps) + _blob(user_data)
+    return I16.pack(version) + _partitions(tps) + _blob(user_data)
 
 
-class _Cursor:
-    """Reads fields in order."""
-
+class _Cursor(FieldReader):
     def __init__(self, data: bytes, what: str) -> None:
-        self.data = bytes(data)
-        self.pos = 0
+        super().__init__(bytes(data))
         self.what = what
-
-    def left(self) -> int:
-        return len(self.data) - self.pos
-
-    def take(self, n: int) -> bytes:
-        if n < 0 or n > self.left():
-            raise FormatError(f"{self.what} is cut short")
-        self.pos += n
-        return self.data[self.pos - n : self.pos]
-
-    def i16(self) -> int:
-        return int(_I16.unpack(self.take(2))[0])
-
-    def i32(self) -> int:
-        return int(_I32.unpack(self.take(4))[0])
 
     def count(self) -> int:
         n = self.i32()
@@ -117,15 +98,8 @@ class _Cursor:
             raise FormatError(f"{self.what} counts {n} entries in {self.left()} bytes")
         return max(n, 0)
 
-    def null_text(self) -> str | None:
-        n = self.i16()
-        try:
-            return None if n == -1 else self.take(n).decode()
-        except UnicodeDecodeError as e:
-            raise FormatError(f"{self.what} holds text that is not UTF-8") from e
-
     def text(self) -> str:
-        value = self.null_text()
+        value = self.null_short_text()
         if value is None:
             raise FormatError(f"{self.what} has no name where one is needed")
         return value
@@ -154,7 +128,7 @@ def decode_subscription(data: bytes) -> Subscription:
     user_data = c.null_blob() if c.left() else None
     owned = frozenset(c.partitions()) if version >= 1 and c.left() else frozenset()
     generation = c.i32() if version >= 2 and c.left() else -1
-    rack = c.null_text() if version >= 3 and c.left() else None
+    rack = c.null_short_text() if version >= 3 and c.left() else None
     return Subscription(topics, user_data, owned, generation, rack, version)
 
 

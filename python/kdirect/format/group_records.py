@@ -23,13 +23,10 @@ import struct
 from typing import NamedTuple
 
 from kdirect.errors import FormatError
+from kdirect.format.record_fields import I16, I32, I64, FieldReader, raw_text
 
-_I16 = struct.Struct(">h")
-_I32 = struct.Struct(">i")
 _OFFSET_V3 = struct.Struct(">hqi")
-_I64 = struct.Struct(">q")
 
-TEXT_BYTES = 32767  # of one string, in UTF-8
 OFFSET_KEY_VERSIONS = (0, 1)
 GROUP_KEY_VERSION = 2
 
@@ -65,87 +62,54 @@ class GroupRecord(NamedTuple):
 
 def _text(value: str | None) -> bytes:
     if value is None:
-        return _I16.pack(-1)
-    raw = value.encode()
-    if len(raw) > TEXT_BYTES:
-        raise FormatError(
-            f"a text of {len(raw)} bytes does not fit into a record of __consumer_offsets",
-            hint=f"{TEXT_BYTES} bytes do",
-        )
-    return _I16.pack(len(raw)) + raw
+        return I16.pack(-1)
+    raw = raw_text(value, FieldReader.what)
+    return I16.pack(len(raw)) + raw
 
 
 def _blob(value: bytes) -> bytes:
-    return _I32.pack(len(value)) + value
+    return I32.pack(len(value)) + value
 
 
 def offset_key(group: str, topic: str, partition: int) -> bytes:
-    return _I16.pack(1) + _text(group) + _text(topic) + _I32.pack(partition)
+    return I16.pack(1) + _text(group) + _text(topic) + I32.pack(partition)
 
 
 def offset_value(committed: CommittedOffset) -> bytes:
     return (
         _OFFSET_V3.pack(3, committed.offset, committed.leader_epoch)
         + _text(committed.metadata)
-        + _I64.pack(committed.timestamp_ms)
+        + I64.pack(committed.timestamp_ms)
     )
 
 
 def group_key(group: str) -> bytes:
-    return _I16.pack(GROUP_KEY_VERSION) + _text(group)
+    return I16.pack(GROUP_KEY_VERSION) + _text(group)
 
 
 def group_value(g: GroupRecord) -> bytes:
     out = bytearray(
-        _I16.pack(3)
+        I16.pack(3)
         + _text(g.protocol_type)
-        + _I32.pack(g.generation)
+        + I32.pack(g.generation)
         + _text(g.protocol)
         + _text(g.leader)
     )
-    out += _I64.pack(g.state_timestamp_ms) + _I32.pack(len(g.members))
+    out += I64.pack(g.state_timestamp_ms) + I32.pack(len(g.members))
     for m in g.members:
         out += _text(m.member_id) + _text(m.instance_id) + _text(m.client_id) + _text(m.client_host)
         out += (
-            _I32.pack(m.rebalance_timeout_ms)
-            + _I32.pack(m.session_timeout_ms)
+            I32.pack(m.rebalance_timeout_ms)
+            + I32.pack(m.session_timeout_ms)
             + _blob(m.subscription)
             + _blob(m.assignment)
         )
     return bytes(out)
 
 
-class _Cursor:
-    """Reads fields in order; FormatError at the end of the bytes."""
-
-    def __init__(self, data: bytes) -> None:
-        self.data = data
-        self.pos = 0
-
-    def take(self, n: int) -> bytes:
-        if n < 0 or self.pos + n > len(self.data):
-            raise FormatError("a record of __consumer_offsets is cut short")
-        self.pos += n
-        return self.data[self.pos - n : self.pos]
-
-    def i16(self) -> int:
-        return _I16.unpack(self.take(2))[0]
-
-    def i32(self) -> int:
-        return _I32.unpack(self.take(4))[0]
-
-    def i64(self) -> int:
-        return _I64.unpack(self.take(8))[0]
-
-    def null_text(self) -> str | None:
-        n = self.i16()
-        try:
-            return None if n == -1 else self.take(n).decode()
-        except UnicodeDecodeError as e:
-            raise FormatError("a record of __consumer_offsets holds text that is not UTF-8") from e
-
+class _Cursor(FieldReader):
     def text(self) -> str:
-        return self.null_text() or ""
+        return self.null_short_text() or ""
 
     def blob(self) -> bytes:
         return self.take(self.i32())
@@ -176,12 +140,13 @@ def parse_group_value(data: bytes) -> GroupRecord:
     version = c.i16()
     if not 0 <= version <= 3:
         raise FormatError(f"group value of version {version}")
-    protocol_type, generation, protocol, leader = c.text(), c.i32(), c.null_text(), c.null_text()
+    protocol_type, generation = c.text(), c.i32()
+    protocol, leader = c.null_short_text(), c.null_short_text()
     since = c.i64() if version >= 2 else -1
     members = []
     for _ in range(c.i32()):
         member_id = c.text()
-        instance_id = c.null_text() if version >= 3 else None
+        instance_id = c.null_short_text() if version >= 3 else None
         client_id, host = c.text(), c.text()
         rebalance = c.i32() if version >= 1 else -1
         session = c.i32()

@@ -21,19 +21,16 @@ import struct
 from typing import NamedTuple
 
 from kdirect.errors import FormatError
+from kdirect.format.record_fields import I16, I32, I64, FieldReader, raw_text, uvarint
 from kdirect.model import TopicPartition
 
-_I16 = struct.Struct(">h")
-_I32 = struct.Struct(">i")
-_I64 = struct.Struct(">q")
 _HEAD = struct.Struct(">hqhib")
 _TIMES = struct.Struct(">qq")
 
-TEXT_BYTES = 32767  # of one string, in UTF-8
+_WHAT = "a record of __transaction_state"
 NO_PRODUCER_ID = -1
 NO_EPOCH = -1
 _TAG_BYTES = {0: 8, 1: 8, 2: 2}
-_MOST_VARINT_BYTES = 5
 
 
 class State(enum.IntEnum):
@@ -78,29 +75,10 @@ class TransactionRecord(NamedTuple):
 # -- writing ---------------------------------------------------------------------------------------
 
 
-def _varint(value: int) -> bytes:
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
-
-
-def _raw(text: str) -> bytes:
-    raw = text.encode()
-    if len(raw) > TEXT_BYTES:
-        raise FormatError(
-            f"a text of {len(raw)} bytes does not fit into a record of __transaction_state",
-            hint=f"{TEXT_BYTES} bytes do",
-        )
-    return raw
-
-
 def transaction_key(transactional_id: str) -> bytes:
     """FormatError: the id is too long."""
-    raw = _raw(transactional_id)
-    return _I16.pack(0) + _I16.pack(len(raw)) + raw
+    raw = raw_text(transactional_id, _WHAT)
+    return I16.pack(0) + I16.pack(len(raw)) + raw
 
 
 def transaction_value(record: TransactionRecord) -> bytes:
@@ -109,27 +87,27 @@ def transaction_value(record: TransactionRecord) -> bytes:
         _HEAD.pack(1, record.producer_id, record.epoch, record.timeout_ms, record.state)
     )
     if record.state is State.EMPTY:
-        out += _varint(0)
+        out += uvarint(0)
     else:
         topics: dict[str, list[int]] = {}
         for tp in sorted(record.partitions):
             topics.setdefault(tp.topic, []).append(tp.partition)
-        out += _varint(len(topics) + 1)
+        out += uvarint(len(topics) + 1)
         for topic, indexes in topics.items():
-            raw = _raw(topic)
-            out += _varint(len(raw) + 1) + raw + _varint(len(indexes) + 1)
-            out += b"".join(map(_I32.pack, indexes)) + _varint(0)
+            raw = raw_text(topic, _WHAT)
+            out += uvarint(len(raw) + 1) + raw + uvarint(len(indexes) + 1)
+            out += b"".join(map(I32.pack, indexes)) + uvarint(0)
     out += _TIMES.pack(record.updated_ms, record.start_ms)
     tags: list[tuple[int, bytes]] = []
     if record.previous_id != NO_PRODUCER_ID:
-        tags.append((0, _I64.pack(record.previous_id)))
+        tags.append((0, I64.pack(record.previous_id)))
     if record.next_id != NO_PRODUCER_ID:
-        tags.append((1, _I64.pack(record.next_id)))
+        tags.append((1, I64.pack(record.next_id)))
     if record.version:
-        tags.append((2, _I16.pack(record.version)))
-    out += _varint(len(tags))
+        tags.append((2, I16.pack(record.version)))
+    out += uvarint(len(tags))
     for tag, value in tags:
-        out += _varint(tag) + _varint(len(value)) + value
+        out += uvarint(tag) + uvarint(len(value)) + value
     return bytes(out)
 
 
@@ -143,11 +121,11 @@ def marker_commits(batch: bytes) -> bool:
     """Does a control batch commit a transaction, or abort it?  FormatError: it is no marker."""
     c = _Cursor(batch)
     c.pos = _BATCH_HEADER_BYTES
-    c.varint()  # the record's length
+    c.uvarint()  # the record's length
     c.take(1)
-    c.varint()
-    c.varint()  # how far its time and offset are from the batch's
-    if c.varint() != 4 << 1:  # of the key, zigzag encoded
+    c.uvarint()
+    c.uvarint()  # how far its time and offset are from the batch's
+    if c.uvarint() != 4 << 1:  # of the key, zigzag encoded
         raise FormatError("a control batch is no marker of a transaction")
     if c.i16() != 0 or (kind := c.i16()) not in (0, _COMMIT):
         raise FormatError("a control batch has a kind that is not known")
@@ -157,52 +135,14 @@ def marker_commits(batch: bytes) -> bool:
 # -- reading ---------------------------------------------------------------------------------------
 
 
-class _Cursor:
-    """Reads fields in order; FormatError at the end of the bytes."""
-
-    def __init__(self, data: bytes) -> None:
-        self.data = data
-        self.pos = 0
-
-    def take(self, n: int) -> bytes:
-        if n < 0 or self.pos + n > len(self.data):
-            raise FormatError("a record of __transaction_state is cut short")
-        self.pos += n
-        return self.data[self.pos - n : self.pos]
-
-    def i16(self) -> int:
-        return int(_I16.unpack(self.take(2))[0])
-
-    def i32(self) -> int:
-        return int(_I32.unpack(self.take(4))[0])
-
-    def varint(self) -> int:
-        value = 0
-        for i in range(_MOST_VARINT_BYTES):
-            (byte,) = self.take(1)
-            value |= (byte & 0x7F) << 7 * i
-            if not byte & 0x80:
-                return value
-        raise FormatError("a length in a record of __transaction_state has no end")
-
-    def text(self, length: int) -> str:
-        try:
-            return self.take(length).decode()
-        except UnicodeDecodeError as e:
-            raise FormatError("a text in a record of __transaction_state is not UTF-8") from e
-
-    def tags(self) -> dict[int, bytes]:
-        found: dict[int, bytes] = {}
-        for _ in range(self.varint()):
-            tag = self.varint()
-            found[tag] = self.take(self.varint())
-        return found
+class _Cursor(FieldReader):
+    what = _WHAT
 
 
 def parse_transaction_key(data: bytes) -> str | None:
     """The transactional id, or None for a key of a kind that we do not know.  FormatError."""
     c = _Cursor(data)
-    return c.text(c.i16()) if c.i16() == 0 else None
+    return c.decoded(c.i16()) if c.i16() == 0 else None
 
 
 def parse_transaction_value(data: bytes) -> TransactionRecord:
@@ -217,9 +157,9 @@ def parse_transaction_value(data: bytes) -> TransactionRecord:
         raise FormatError(f"a transaction value of version {version}")
     compact = version == 1
     partitions: set[TopicPartition] = set()
-    for _ in range(c.varint() - 1 if compact else c.i32()):
-        topic = c.text(c.varint() - 1 if compact else c.i16())
-        for _ in range(c.varint() - 1 if compact else c.i32()):
+    for _ in range(c.uvarint() - 1 if compact else c.i32()):
+        topic = c.decoded(c.uvarint() - 1 if compact else c.i16())
+        for _ in range(c.uvarint() - 1 if compact else c.i32()):
             partitions.add(TopicPartition(topic, c.i32()))
         if compact:
             c.tags()
@@ -235,8 +175,8 @@ def parse_transaction_value(data: bytes) -> TransactionRecord:
         frozenset(partitions),
         updated_ms,
         start_ms,
-        _I64.unpack(tags[0])[0] if 0 in tags else NO_PRODUCER_ID,
-        _I64.unpack(tags[1])[0] if 1 in tags else NO_PRODUCER_ID,
+        I64.unpack(tags[0])[0] if 0 in tags else NO_PRODUCER_ID,
+        I64.unpack(tags[1])[0] if 1 in tags else NO_PRODUCER_ID,
         NO_EPOCH,
-        _I16.unpack(tags[2])[0] if 2 in tags else 0,
+        I16.unpack(tags[2])[0] if 2 in tags else 0,
     )
