@@ -361,7 +361,8 @@ def test_columns_that_do_not_fit(columns, words):
     ("arguments", "words"),
     [
         ({"compression": "brotli"}, "none, gzip, snappy, lz4, zstd"),
-        ({"compression": "lz4", "level": 3}, "no level"),
+        ({"compression": "snappy", "level": 3}, "no level"),
+        ({"compression": "lz4", "level": 18}, "1 to 17"),
         ({"compression": "gzip", "level": 10}, "1 to 9"),
         ({"batch_bytes": 0}, "batch_bytes"),
         ({"max_record_bytes": 2**31}, "max_record_bytes"),
@@ -376,9 +377,10 @@ def test_levels():
     values = pa.array([b"%d" % (i * i) for i in range(5000)])
     sizes = {
         (c, level): sum(len(b) for b in encode(values, compression=c, level=level))
-        for c, level in (("gzip", 1), ("gzip", 9), ("zstd", 1), ("zstd", 19))
+        for c, level in (("gzip", 1), ("gzip", 9), ("zstd", 1), ("zstd", 19), ("zstd", -9))
     }
     assert sizes["gzip", 9] < sizes["gzip", 1] and sizes["zstd", 19] < sizes["zstd", 1]
+    assert sizes["zstd", 1] < sizes["zstd", -9]
 
 
 def test_encode_records_takes_what_producers_have():
