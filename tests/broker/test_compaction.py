@@ -160,6 +160,24 @@ def test_a_topic_that_is_created_again_is_compacted_from_its_start(tmp_path) -> 
         assert len(kept) <= 20, "one record for each key"
 
 
+def test_a_topic_that_is_deleted_while_it_is_compacted_is_no_failure(tmp_path, caplog) -> None:
+    rules = LogConfig(segment_bytes=16384, compacts=True, deletes=False)
+    with LogManager([tmp_path], rules) as logs:
+        cleaner = LogCleaner(BrokerConfig({"log.dirs": str(tmp_path)}), logs, lambda: NOW)
+        log = logs.create_partition(TopicPartition("t", 0))
+        fill(log, random.Random(1), 40, 400)
+
+        def delete(bytes_: int) -> None:
+            if list(log.directory.glob("*.cleaned")):
+                logs.delete_topic("t")
+
+        cleaner._throttle = delete
+        cleaner.clean_one()
+        assert not logs.partitions and not list(tmp_path.glob("t-0*"))
+        assert cleaner.statistics()["cleaner_uncleanable_partitions"] == 0
+        assert not [r for r in caplog.records if r.levelname == "ERROR"]
+
+
 @pytest.mark.parametrize("codec", ["none", "gzip", "zstd"])
 def test_records_without_a_key_are_refused(broker, codec) -> None:
     servers = broker.bootstrap_servers

@@ -108,7 +108,10 @@ class LogCleaner:
             log.debug("compaction of %s ended: %s", partition.topic_partition, e)
             return not self._stopping.is_set() and self._is_here(partition)
         except (KdirectError, OSError) as e:
-            self._failed(partition, e)
+            if partition.is_closed:  # its topic was deleted, with the files
+                log.debug("compaction of %s ended: %s", partition.topic_partition, e)
+            else:
+                self._failed(partition, e)
         finally:
             with self._lock:
                 self._under_way.discard(partition.topic_partition)

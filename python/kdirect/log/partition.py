@@ -546,6 +546,11 @@ class Partition(LogAgreement):
             "log_given_back_bytes": self._given_back,
         }
 
+    @property
+    def is_closed(self) -> bool:
+        """Was it closed, or deleted?  Then its files may be gone."""
+        return self._closed
+
     def close(self, *, clean: bool = True) -> None:
         """End appends; with `clean`, put everything on disk and shorten the files to their records,
         so that the next start needs no scan.  Holders of segments keep their mappings.  LogError
