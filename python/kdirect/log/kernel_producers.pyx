@@ -41,16 +41,18 @@ def set_producers(CommitKernel kernel, entries):
     cdef kernel_state* s = <kernel_state*> kernel._state
     cdef producer_state p
     cdef int error
-    pthread_mutex_lock(&s.lock)
-    forget_producers(&s.producers)
-    pthread_mutex_unlock(&s.lock)
+    with nogil:
+        pthread_mutex_lock(&s.lock)
+        forget_producers(&s.producers)
+        pthread_mutex_unlock(&s.lock)
     for entry in entries:
         load_entry(&p, entry)
-        pthread_mutex_lock(&s.lock)
-        error = reserve_producers(&s.producers, 1)
-        if error == 0:
-            store_producer(&s.producers, &p)
-        pthread_mutex_unlock(&s.lock)
+        with nogil:
+            pthread_mutex_lock(&s.lock)
+            error = reserve_producers(&s.producers, 1)
+            if error == 0:
+                store_producer(&s.producers, &p)
+            pthread_mutex_unlock(&s.lock)
         if error:
             raise MemoryError()
 

@@ -4,11 +4,16 @@
 Owns what is done with a kernel's transactions from outside of a commit, under the kernel's mutex:
 markers, verifications (KIP-890), looks at what is open and what was aborted, and what recovery
 tells.  The rules are `kdirect.log.transactions`; the files are `kdirect.log.aborted_index`.
+
+No Python object is made or read while the mutex is held, and nobody waits for it with the GIL: what
+is looked at is copied in C.  Else the collector could run code that takes the same mutex, and a
+thread that holds the GIL could wait for one that wants it.
 """
 
 from cpython.bytes cimport PyBytes_FromStringAndSize
-from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
-from libc.string cimport memmove
+from libc.stdint cimport INT64_MAX, int16_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdlib cimport free, malloc
+from libc.string cimport memcpy, memmove
 
 from kdirect.log.commit cimport append_marker as append_to
 from kdirect.log.commit cimport clear_result, finish_request
@@ -19,7 +24,7 @@ from kdirect.log.results cimport (
     COMMIT_INVALID_PRODUCER_EPOCH, COMMIT_INVALID_RECORD, COMMIT_OK, COMMIT_STORAGE_ERROR,
     commit_result, to_python)
 from kdirect.log.slots cimport finish_sealed, remember_sealed, update_slots
-from kdirect.log.state cimport aborted_t, kernel_state, mark_t
+from kdirect.log.state cimport aborted_t, kernel_state, mark_t, sealed_t, transaction_t
 from kdirect.log.transactions cimport (
     MARKER_BYTES, begin_transaction, keep_ended, reserve_transactions, settle_stable,
     start_transactions_at, write_marker)
@@ -130,20 +135,32 @@ def admit_transaction(CommitKernel kernel, int64_t producer_id, int16_t producer
 
 # -- looks -----------------------------------------------------------------------------------------
 
+cdef void* _copy_of(const void* items, size_t size) noexcept nogil:
+    """A copy of so many bytes, for `free`; NULL: there is no memory."""
+    cdef void* copy = malloc(max(size, 1))
+    if copy != NULL and size:
+        memcpy(copy, items, size)
+    return copy
+
+
 def unstable_transactions(CommitKernel kernel):
     """The transactions that hold the last stable offset back, as OpenTransaction, by their first
     offsets."""
     cdef kernel_state* s = <kernel_state*> kernel._state
-    cdef uint32_t i
-    out = []
-    pthread_mutex_lock(&s.lock)
-    try:
-        for i in range(s.transactions_count):
-            out.append(OpenTransaction(s.transactions[i].producer_id,
-                                       s.transactions[i].first_offset, s.transactions[i].marker))
-    finally:
+    cdef transaction_t* copy
+    cdef uint32_t i, n
+    with nogil:
+        pthread_mutex_lock(&s.lock)
+        n = s.transactions_count
+        copy = <transaction_t*> _copy_of(s.transactions, n * sizeof(transaction_t))
         pthread_mutex_unlock(&s.lock)
-    return out
+    if copy == NULL:
+        raise MemoryError()
+    try:
+        return [OpenTransaction(copy[i].producer_id, copy[i].first_offset, copy[i].marker)
+                for i in range(n)]
+    finally:
+        free(copy)
 
 
 cdef uint32_t _first_at(const kernel_state* s, int64_t offset) noexcept nogil:
@@ -162,33 +179,47 @@ cdef _entry(const aborted_t* a):
     return AbortedTransaction(a.producer_id, a.first_offset, a.last_offset, a.stable_offset)
 
 
+cdef list _entries(aborted_t* copy, uint32_t n, int64_t end):
+    """Of `n` entries those that begin below `end`; the memory is freed."""
+    cdef uint32_t i
+    if copy == NULL:
+        raise MemoryError()
+    try:
+        return [_entry(&copy[i]) for i in range(n) if copy[i].first_offset < end]
+    finally:
+        free(copy)
+
+
 def aborted_transactions(CommitKernel kernel, int64_t start, int64_t end):
     """The aborted transactions of which a reader of [start, end) has to know, as
     AbortedTransaction, by their markers."""
     cdef kernel_state* s = <kernel_state*> kernel._state
-    cdef uint32_t i
-    out = []
-    pthread_mutex_lock(&s.lock)
-    try:
-        for i in range(_first_at(s, start), s.aborted_count):
-            if s.aborted[i].first_offset < end:
-                out.append(_entry(&s.aborted[i]))
-            if s.aborted[i].stable_offset >= end:
+    cdef aborted_t* copy
+    cdef uint32_t first, after
+    with nogil:
+        pthread_mutex_lock(&s.lock)
+        first = after = _first_at(s, start)
+        while after < s.aborted_count:
+            after += 1
+            if s.aborted[after - 1].stable_offset >= end:
                 break                   # no later one began below
-    finally:
+        copy = <aborted_t*> _copy_of(s.aborted + first, (after - first) * sizeof(aborted_t))
         pthread_mutex_unlock(&s.lock)
-    return out
+    return _entries(copy, after - first, end)
 
 
 def aborted_index(CommitKernel kernel, int64_t start, int64_t end):
     """The entries of the aborted index whose markers are at offsets in [start, end)."""
     cdef kernel_state* s = <kernel_state*> kernel._state
-    cdef uint32_t i
-    pthread_mutex_lock(&s.lock)
-    try:
-        return [_entry(&s.aborted[i]) for i in range(_first_at(s, start), _first_at(s, end))]
-    finally:
+    cdef aborted_t* copy
+    cdef uint32_t first, after
+    with nogil:
+        pthread_mutex_lock(&s.lock)
+        first = _first_at(s, start)
+        after = max(first, _first_at(s, end))
+        copy = <aborted_t*> _copy_of(s.aborted + first, (after - first) * sizeof(aborted_t))
         pthread_mutex_unlock(&s.lock)
+    return _entries(copy, after - first, INT64_MAX)
 
 
 # -- recovery --------------------------------------------------------------------------------------
@@ -196,16 +227,17 @@ def aborted_index(CommitKernel kernel, int64_t start, int64_t end):
 def load_aborted_index(CommitKernel kernel, entries):
     """Recovery: what the files say, by markers."""
     cdef kernel_state* s = <kernel_state*> kernel._state
+    cdef aborted_t told
     cdef int error
     for entry in entries:
-        pthread_mutex_lock(&s.lock)
-        error = reserve_transactions(s, 1)
-        if error == 0:
-            (s.aborted[s.aborted_count].producer_id, s.aborted[s.aborted_count].first_offset,
-             s.aborted[s.aborted_count].last_offset,
-             s.aborted[s.aborted_count].stable_offset) = entry
-            s.aborted_count += 1
-        pthread_mutex_unlock(&s.lock)
+        told.producer_id, told.first_offset, told.last_offset, told.stable_offset = entry
+        with nogil:
+            pthread_mutex_lock(&s.lock)
+            error = reserve_transactions(s, 1)
+            if error == 0:
+                s.aborted[s.aborted_count] = told
+                s.aborted_count += 1
+            pthread_mutex_unlock(&s.lock)
         if error:
             raise MemoryError()
 
@@ -230,19 +262,23 @@ def restore_transactions(CommitKernel kernel, int64_t offset, points):
     `settle_transactions`."""
     cdef kernel_state* s = <kernel_state*> kernel._state
     cdef mark_t start
+    cdef int64_t producer
     cdef int error
-    pthread_mutex_lock(&s.lock)
-    keep_ended(s, offset)
-    s.transactions_unknown = True
-    s.aborted_count = _first_at(s, offset)
-    pthread_mutex_unlock(&s.lock)
-    for producer_id, first_offset, base, position in points:
-        start.base, start.position, start.offset = base, position, first_offset
+    with nogil:
         pthread_mutex_lock(&s.lock)
-        error = reserve_transactions(s, 1)
-        if error == 0:
-            begin_transaction(s, producer_id, &start)
+        keep_ended(s, offset)
+        s.transactions_unknown = True
+        s.aborted_count = _first_at(s, offset)
         pthread_mutex_unlock(&s.lock)
+    for producer_id, first_offset, base, position in points:
+        producer = producer_id
+        start.base, start.position, start.offset = base, position, first_offset
+        with nogil:
+            pthread_mutex_lock(&s.lock)
+            error = reserve_transactions(s, 1)
+            if error == 0:
+                begin_transaction(s, producer, &start)
+            pthread_mutex_unlock(&s.lock)
         if error:
             raise MemoryError()
 
@@ -252,9 +288,10 @@ def first_unstable_segment(CommitKernel kernel):
     there is none."""
     cdef kernel_state* s = <kernel_state*> kernel._state
     cdef int64_t base
-    pthread_mutex_lock(&s.lock)
-    base = s.transactions[0].start.base if s.transactions_count else -1
-    pthread_mutex_unlock(&s.lock)
+    with nogil:
+        pthread_mutex_lock(&s.lock)
+        base = s.transactions[0].start.base if s.transactions_count else -1
+        pthread_mutex_unlock(&s.lock)
     return base
 
 
@@ -262,16 +299,33 @@ def settle_transactions(CommitKernel kernel, sealed):
     """All transactions are known: from now on the last stable offset follows from them.  `sealed`
     (SealedSegment) are the sealed segments from `first_unstable_segment` on."""
     cdef kernel_state* s = <kernel_state*> kernel._state
+    cdef sealed_t* told = NULL
+    cdef size_t i, n
+    cdef int error = 0
     segments = list(sealed)
-    pthread_mutex_lock(&s.lock)
+    n = len(segments)
+    told = <sealed_t*> malloc(max(n, 1) * sizeof(sealed_t))
+    if told == NULL:
+        raise MemoryError()
     try:
-        for segment in segments:
-            if remember_sealed(s, segment.base_offset, segment.size, segment.end_offset) != 0:
-                raise MemoryError()
-        s.transactions_unknown = False
-        start_transactions_at(s)
-        settle_stable(s)
-        finish_sealed(s)
-        update_slots(s)
+        for i in range(n):
+            told[i].base = segments[i].base_offset
+            told[i].size = segments[i].size
+            told[i].end_offset = segments[i].end_offset
+        with nogil:
+            pthread_mutex_lock(&s.lock)
+            for i in range(n):
+                error = remember_sealed(s, told[i].base, told[i].size, told[i].end_offset)
+                if error != 0:
+                    break
+            if error == 0:
+                s.transactions_unknown = False
+                start_transactions_at(s)
+                settle_stable(s)
+                finish_sealed(s)
+                update_slots(s)
+            pthread_mutex_unlock(&s.lock)
     finally:
-        pthread_mutex_unlock(&s.lock)
+        free(told)
+    if error != 0:
+        raise MemoryError()
