@@ -4,6 +4,9 @@ Owns: which log is compacted next, by whom, how fast, and where its last cleanin
 (``cleaner-offset-checkpoint`` of each log directory, in Kafka's format).  How a log is compacted is
 `kdirect.log.cleaning`.
 
+In a cluster each broker compacts its own copies, those that it leads and those that follow, each
+up to its own last stable offset, so below what was committed.
+
 A thread takes the dirtiest log that is due, compacts it, and looks for the next; when there is
 none, it sleeps for ``log.cleaner.backoff.ms``.  A log whose compaction fails for another reason
 than its end or a full disk is *uncleanable* until the broker starts again, as in Kafka: it is left
@@ -121,8 +124,6 @@ class LogCleaner:
         return self._logs.partitions.get(partition.topic_partition) is partition
 
     def _choose(self) -> tuple[Partition, Dirt] | None:
-        if self._logs.replicated:
-            return None  # followers cannot copy a log with missing offsets yet
         with self._lock:
             here = list(self._logs.partitions.values())
             self._uncleanable = {p for p in self._uncleanable if self._is_here(p)}

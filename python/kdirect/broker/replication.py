@@ -202,7 +202,10 @@ class Replication:
         """See `PushSide`."""
         if not self._transports:
             return Push.NOTHING
-        return Push.SEGMENTS if offset < partition.kernel.segment_base_offset else Push.OFFERED
+        if offset >= partition.kernel.segment_base_offset:
+            return Push.OFFERED
+        # What was compacted has other bytes in each replica, and comes by Fetch.
+        return Push.SEGMENTS if offset >= partition.dense_from else Push.NOTHING
 
     @property
     def pulled_bytes(self) -> int:

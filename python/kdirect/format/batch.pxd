@@ -32,6 +32,8 @@ cdef int parse_batch_header(const uint8_t* p, size_t n, batch_info* out) noexcep
 # Checks in addition that the whole batch lies within n, and that its CRC and its counts are right.
 # Each length is read once.
 cdef int check_batch(const uint8_t* p, size_t n, batch_info* out) noexcept nogil
+# The same for a batch of a log that was compacted: records may be missing in it, or all of them.
+cdef int check_kept_batch(const uint8_t* p, size_t n, batch_info* out) noexcept nogil
 # check_batch without the counts.  Readers use it, because compaction leaves gaps and empty batches.
 cdef int check_batch_crc(const uint8_t* p, size_t n, batch_info* out) noexcept nogil
 # Sets base offset and leader epoch in place; the CRC does not cover them.

@@ -95,10 +95,21 @@ cdef int check_batch_crc(const uint8_t* p, size_t n, batch_info* out) noexcept n
 
 
 cdef int check_batch(const uint8_t* p, size_t n, batch_info* out) noexcept nogil:
-    cdef int error = check_batch_crc(p, n, out)
+    cdef int error = check_kept_batch(p, n, out)
     if error != BATCH_OK:
         return error
     if out.records_count < 1 or out.last_offset_delta != out.records_count - 1:
+        return BATCH_BAD_COUNTS
+    return BATCH_OK
+
+
+cdef int check_kept_batch(const uint8_t* p, size_t n, batch_info* out) noexcept nogil:
+    cdef int error = check_batch_crc(p, n, out)
+    if error != BATCH_OK:
+        return error
+    if out.records_count < 0 or out.last_offset_delta < 0:
+        return BATCH_BAD_COUNTS
+    if out.records_count > <int64_t> out.last_offset_delta + 1:
         return BATCH_BAD_COUNTS
     if (out.attributes & ~KNOWN_ATTRIBUTES) != 0:
         return BATCH_BAD_COUNTS

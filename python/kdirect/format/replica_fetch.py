@@ -15,6 +15,7 @@ from kdirect.format.datapath import uvarint
 
 _HEAD = struct.Struct(">hi")  # error code, session id
 _PARTITION = struct.Struct(">ihiqqqqb")  # as the fields of `CopiedPartition`
+_DENSE_FROM = struct.Struct(">BBBq")  # one tagged field: its number, its size, its value
 
 
 class Push(enum.IntEnum):
@@ -50,7 +51,7 @@ class Feeding(NamedTuple):
 class CopiedPartition(NamedTuple):
     """One partition of the response.  `segment` is the base offset of the segment that holds the
     records, `segment_bytes` what it may become; `push` is a `Push`; `buffers` hold whole
-    batches."""
+    batches.  `dense_from`: below it compaction may have removed records."""
 
     partition: int
     error: int
@@ -61,6 +62,7 @@ class CopiedPartition(NamedTuple):
     segment_bytes: int
     push: int
     buffers: Sequence[Any]
+    dense_from: int = 0
 
 
 def fetch_as_replica_response(
@@ -81,7 +83,7 @@ def fetch_as_replica_response(
                 out.append(piece)
                 out.extend(row.buffers)
                 piece = bytearray()
-            piece += b"\0"
+            piece += _DENSE_FROM.pack(1, 0, 8, row.dense_from) if row.dense_from else b"\0"
         piece += b"\0"
     piece += b"\0"
     out.append(piece)

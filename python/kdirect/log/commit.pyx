@@ -15,8 +15,8 @@ from libc.stdlib cimport realloc
 from libc.string cimport memcmp, memcpy, memmove, memset
 
 from kdirect.format.batch cimport (
-    BATCH_BAD_COUNTS, BATCH_OK, BATCH_TRUNCATED, batch_info, check_batch, parse_batch_header,
-    stamp_batch, stamp_log_append_time)
+    BATCH_BAD_COUNTS, BATCH_OK, BATCH_TRUNCATED, batch_info, check_batch, check_kept_batch,
+    parse_batch_header, stamp_batch, stamp_log_append_time)
 from kdirect.format.layout cimport (
     ATTRIBUTE_CONTROL, OFFSET_INDEX_ENTRY_BYTES, TIME_INDEX_ENTRY_BYTES)
 from kdirect.log.producers cimport (
@@ -125,9 +125,12 @@ cdef int _check_stamped(kernel_state* s, const uint8_t* p, uint32_t length,
                         commit_result* out) noexcept nogil:
     """Batches that were checked, ordered and stamped by another log: frames, CRCs and counts, that
     they go on where this log ends, and that leader epochs never go back.  Their producers are known
-    to that log, so sequences are noted and not judged; neither are sizes and timestamps."""
+    to that log, so sequences are noted and not judged; neither are sizes and timestamps.
+
+    Below `dense_from` records may be missing: of a batch, or whole batches."""
     cdef uint32_t at = 0
     cdef batch_info* b
+    cdef int64_t last_offset
     cdef int error
     cdef int32_t epoch = s.last_epoch
     cdef int64_t next_offset = s.log_end
@@ -138,17 +141,20 @@ cdef int _check_stamped(kernel_state* s, const uint8_t* p, uint32_t length,
         b = _next_info(s)
         if b == NULL:
             return COMMIT_STORAGE_ERROR
-        error = check_batch(p + at, length - at, b)
+        error = check_kept_batch(p + at, length - at, b)
         if error != BATCH_OK:
             return COMMIT_INVALID_RECORD if error == BATCH_BAD_COUNTS else COMMIT_CORRUPT_MESSAGE
-        if b.base_offset != next_offset:
+        if b.base_offset != next_offset and not next_offset < b.base_offset <= s.dense_from:
             return COMMIT_NOT_CONTIGUOUS
-        if next_offset > INT64_MAX - b.records_count:
+        if b.base_offset > INT64_MAX - 1 - b.last_offset_delta:
             return COMMIT_STORAGE_ERROR
+        last_offset = b.base_offset + b.last_offset_delta
+        if b.records_count != <int64_t> b.last_offset_delta + 1 and last_offset >= s.dense_from:
+            return COMMIT_INVALID_RECORD
         if b.leader_epoch < epoch:
             return COMMIT_FENCED_LEADER_EPOCH
         epoch = b.leader_epoch
-        next_offset += b.records_count
+        next_offset = last_offset + 1
         at += b.size
         s.infos_count += 1
         if s.infos_count == 0xFFFF and at < length:
@@ -206,7 +212,7 @@ cdef void _apply(kernel_state* s, uint32_t length, int64_t now_ms, bint stamped,
     start.base = s.base
     start.position = s.tail
     start.offset = next_offset
-    out.base_offset = next_offset
+    out.base_offset = s.infos[0].base_offset if stamped else next_offset
     for i in range(s.infos_count):
         b = &s.infos[i]
         p = s.data + s.tail
@@ -221,6 +227,8 @@ cdef void _apply(kernel_state* s, uint32_t length, int64_t now_ms, bint stamped,
                 timestamp = now_ms
         if s.tail == 0:
             s.first_timestamp = timestamp
+        if stamped:
+            next_offset = b.base_offset     # offsets may be missing before it
         next_offset += <int64_t> b.last_offset_delta + 1
         if timestamp > s.max_timestamp:
             s.max_timestamp = timestamp

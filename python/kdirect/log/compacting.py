@@ -33,6 +33,7 @@ from kdirect.errors import CorruptLogError, LogError
 from kdirect.failpoints import reached
 from kdirect.log import checkpoint, producer_state
 from kdirect.log.cutting import Cutting
+from kdirect.log.kernel_marks import allow_gaps_below
 from kdirect.log.mapped import Mapping
 from kdirect.log.scan import ScannedSegment, scan_segment
 from kdirect.log.segment import LOG_SUFFIX, Segment, file_name
@@ -59,6 +60,7 @@ class Compacting(Cutting):
                 return
             checkpoint.write_partition_metadata(self.directory, self.topic_id, offset)
             self.dense_from = offset
+            allow_gaps_below(self.kernel, offset)
             for segment in self._segments:
                 segment.dense_from = max(segment.dense_from, offset)
 

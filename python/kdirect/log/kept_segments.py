@@ -30,6 +30,7 @@ class KeptSegments:
     _segments: tuple[Segment, ...]
     _sources: tuple[SegmentSource, ...]
     _bases: list[int]
+    dense_from: int
     _lock: threading.RLock
 
     @property
@@ -54,6 +55,8 @@ class KeptSegments:
 
     def _set_segments(self, segments: tuple[Segment, ...]) -> None:
         """Exchange the list of segments; with ``_lock`` held, once others know the partition."""
+        if segments:  # of an empty log's only one, while it is replaced, there is none
+            segments[-1].dense_from = max(segments[-1].dense_from, self.dense_from)
         known = {s.segment: s for s in getattr(self, "_sources", ())}
         self._segments = segments
         self._sources = tuple(known.get(s) or LocalSource(s) for s in segments)

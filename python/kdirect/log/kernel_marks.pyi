@@ -8,6 +8,7 @@ from kdirect.log.views import SealedSegment
 def advance_high_watermark(
     kernel: CommitKernel, offset: int, position: int, segment_base_offset: int
 ) -> bool: ...
+def allow_gaps_below(kernel: CommitKernel, offset: int) -> None: ...
 def load_high_watermark(
     kernel: CommitKernel,
     offset: int,

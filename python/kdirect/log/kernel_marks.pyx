@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""Marks of a kernel that its partition moves: recovery, and the acknowledgement gate.
+"""Marks of a kernel that its partition moves: recovery, the acknowledgement gate, compaction.
 
 Owns the two ways in which the high watermark is set from outside of a commit where no replicas are
 counted; `kdirect.log.replica_marks` moves it where they are.  What a mark is, and which slots tell
@@ -36,6 +36,17 @@ def advance_high_watermark(CommitKernel kernel, int64_t offset, uint64_t positio
             update_slots(s)
         pthread_mutex_unlock(&s.lock)
     return moved
+
+
+def allow_gaps_below(CommitKernel kernel, int64_t offset):
+    """From now on copies of another log may lack records below `offset`: those that compaction has
+    removed there.  It does not go back."""
+    cdef kernel_state* s = <kernel_state*> kernel._state
+    with nogil:
+        pthread_mutex_lock(&s.lock)
+        if s.dense_from < offset:
+            s.dense_from = offset
+        pthread_mutex_unlock(&s.lock)
 
 
 def load_high_watermark(CommitKernel kernel, int64_t offset, uint64_t position,

@@ -57,6 +57,7 @@ from kdirect.log.growth import HeadUse
 from kdirect.log.head import SPARE_WITHIN_S, SpareHead
 from kdirect.log.kernel import NO_HEAD, NO_SPACE, CommitKernel
 from kdirect.log.kernel_head import freeze_head
+from kdirect.log.kernel_marks import allow_gaps_below
 from kdirect.log.kernel_producers import known_producers
 from kdirect.log.kernel_transactions import append_marker
 from kdirect.log.log_agreement import LogAgreement
@@ -100,7 +101,8 @@ class Partition(LogAgreement):
         self.head_config = config
         self.kernel = kernel
         self.topic_id = topic_id
-        self.dense_from = dense_from  # below it Kafka wrote the log, and offsets may be missing
+        self.dense_from = dense_from  # below it offsets may be missing
+        allow_gaps_below(kernel, dense_from)
         self.before_roll: list[Callable[[Partition], None]] = []
         self.on_roll: list[RollCallback] = []
         self.before_give_back: list[Callable[[Partition], bool]] = []

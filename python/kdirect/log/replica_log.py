@@ -8,6 +8,11 @@ A partition is either *led* (clients append; `append` stamps offsets and epochs)
 (`follow_leader`: `append` refuses, `append_as_stamped` takes what the leader has stamped).  A
 partition without replicas is led from the start.
 
+**Compaction.**  Each replica compacts its own log.  A copy keeps the offsets of its leader's
+records, and takes a log with missing offsets as far as the leader says that they may be missing
+(`note_gaps_below`).  Compacted segments differ between replicas in their bytes and in where they
+begin; what is below holds from `dense_from` on, and nothing that depends on it is done below.
+
 **Segments begin at the same offsets on all replicas.**  The leader alone decides where one begins:
 it begins one with its leader epoch (`begin_epoch`) and whenever its head is full or too old; a copy
 repeats it (`begin_segment`) and never rolls or deletes by rules of its own: its heads have room for
@@ -352,19 +357,20 @@ class ReplicaLog(Compacting):
 
     def begin_segment(self, base_offset: int) -> None:
         """The next record lies in a segment of the leader that begins at `base_offset`; let it be
-        the same here.  Where this log ends, a segment begins; an empty one here that the leader
-        does not have, because it began with an epoch that got no record, is joined to the one
-        before.  Else the segments differ from now on, and the records do not."""
+        the same here.  Where this log ends, a segment begins, also where compaction has removed
+        the records up to there; an empty one here that the leader does not have, because it began
+        with an epoch that got no record, is joined to the one before.  Else the segments differ
+        from now on, and the records do not."""
         with self._roll_lock:
             self._check_open()
             base, end = int(self.kernel.segment_base_offset), int(self.kernel.log_end_offset)
             if base == base_offset:
                 return
-            if end == base_offset:
+            if end <= base_offset:
                 self._end_segment()
             elif base == end and len(self._bases) > 1 and self._bases[-2] == base_offset:
                 self._cut_at(len(self._bases) - 2, end)
-            elif self._told_boundary != (base, base_offset):
+            elif self.dense_from <= base and self._told_boundary != (base, base_offset):
                 self._told_boundary = (base, base_offset)
                 log.warning(
                     "the segment of %s that holds offset %d begins at %d here, and at %d in its"
@@ -389,14 +395,19 @@ class ReplicaLog(Compacting):
         self, offset: int, max_bytes: int, *, release: Release | None = None
     ) -> Copied:
         """Batches from `offset` on, of one segment, readable or not: at most `max_bytes`, but at
-        least one.  They may lie below the log start, as long as they are there.  Their pages are in
-        memory.  OffsetOutOfRangeError; TieredOffsetError where they are in remote storage only."""
+        least one; of the next one where compaction has left none in this.  They may lie below the
+        log start, as long as they are there.  Their pages are in memory.
+        OffsetOutOfRangeError; TieredOffsetError where they are in remote storage only."""
         view, sources, bases = self._look()
         source = self._source_of_copy(offset, view, sources, bases)
         bound = self._most_bytes(source, sources, view)
         if offset == view.log_end_offset:
             return Copied([], source.base_offset, bound)
-        out = reading.read(self._copying(view, offset, max_bytes, release), (source,))
+        what = self._copying(view, offset, max_bytes, release)
+        out = reading.read(what, (source,))
+        while not out and source is not sources[-1]:
+            source = sources[sources.index(source) + 1]
+            out = reading.read(what, (source,))
         for buffer in out:
             reading.mapped(buffer).fault_in()
         return Copied(out, source.base_offset, bound)
@@ -431,13 +442,17 @@ class ReplicaLog(Compacting):
 
     def sealed_extent(self, offset: int) -> SealedExtent | None:
         """The sealed segment in which the batch of `offset` begins, for a replica that READs it;
-        None where the log's last segment holds that offset, or the log ends there.
+        None where the log's last segment holds that offset, or the log ends there, or offsets may
+        be missing from there on.
         OffsetOutOfRangeError, also where no batch begins there; TieredOffsetError."""
         view, sources, bases = self._look()
         source = self._source_of_copy(offset, view, sources, bases)
         if source is sources[-1]:
             return None
         extent = source.grant()
+        if offset < self.dense_from:  # asked after the segment is held: it is not exchanged now
+            extent.release()
+            return None
         try:
             position, begins = source.locate(offset)
             if begins != offset:

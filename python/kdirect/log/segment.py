@@ -98,7 +98,7 @@ class Segment:
         # Of that, what exists: all but for a head that was given back while others had it mapped.
         self._allocated = size
         self.deleted = False
-        self.dense_from = dense_from  # below it Kafka wrote the log, and offsets may be missing
+        self.dense_from = dense_from  # below it offsets may be missing
         self._size = size
         self._end_offset = base_offset if end_offset is None else end_offset
         self._max_timestamp = max_timestamp

@@ -58,7 +58,7 @@ def locate(segment: Segment, offset: int) -> tuple[int, int]:
                 )
             return size, end_offset
         start, known = _looked_up(segment, offset, size, end_offset)
-        may_be_gone = segment.sealed and segment.dense_from > offset
+        may_be_gone = segment.dense_from > offset
         found = find_batch(segment.address, start, size, offset, known)
         if start and (
             found.fault

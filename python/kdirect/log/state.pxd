@@ -61,6 +61,7 @@ cdef struct kernel_state:
     # offsets
     int64_t log_start
     int64_t log_end
+    int64_t dense_from        # copies of another log may lack records below
     mark_t readable           # the high watermark
     mark_t stable             # the last stable offset
     sealed_t* sealed          # by offset

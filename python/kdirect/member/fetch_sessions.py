@@ -438,6 +438,8 @@ class FetchSessions:
             # in the old epoch they are no continuation of what the follower has.
             return _refusal(tp, ErrorCode.NOT_LEADER_OR_FOLLOWER)
         row.seen = partition.log_end_offset
+        # After the log was read, and before the mark: what is missing in what was read lies below.
+        dense_from = partition.dense_from if row.offset < partition.dense_from else 0
         mark, start = partition.high_watermark, partition.log_start_offset
         push = self._offers(partition, row.offset)
         if push == Push.OFFERED and pace is not None:
@@ -446,7 +448,7 @@ class FetchSessions:
         if not copied.buffers and told == row.told:
             return None
         row.told = told
-        return CopiedPartition(tp.partition, 0, row.epoch, *told, copied.buffers)
+        return CopiedPartition(tp.partition, 0, row.epoch, *told, copied.buffers, dense_from)
 
     async def _copy(self, leader: Leader, offset: int, length: int) -> Copied:
         partition, release = leader.partition, self._release

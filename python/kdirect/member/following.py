@@ -322,7 +322,13 @@ class Replica:
     def _is_next(self, row: Any) -> bool:
         """Do the records go into the segment that is open here?"""
         same = self.partition.kernel.segment_base_offset == row.segment_base_offset
-        return same and self._knows_size(row)
+        return same and self._knows_size(row) and not self._tells_gaps(row)
+
+    def _tells_gaps(self, row: Any) -> bool:
+        """May offsets be missing in the records that are not known to be missing here yet?  The
+        leader's word is taken no further than what was committed: nothing else is compacted."""
+        end = self.partition.log_end_offset
+        return bool(max(end, self.partition.dense_from) < _dense_from(row))
 
     def _knows_size(self, row: Any) -> bool:
         """Do segments become as large here as they do at the leader?"""
@@ -340,6 +346,8 @@ class Replica:
             partition.copy_segments_of(row.segment_bytes)
         if not row.records and not self._ends_segment(row):
             return None  # it tells the size alone, and may be of a time when records were pushed
+        if self._tells_gaps(row):
+            partition.note_gaps_below(_dense_from(row))
         if partition.kernel.segment_base_offset != row.segment_base_offset:
             partition.begin_segment(row.segment_base_offset)
         return partition.append_as_stamped(row.records) if row.records else None
@@ -453,6 +461,11 @@ class Replica:
         while self._task is not None or self._appending is not None:
             under_way = [w for w in (self._task, self._appending) if w is not None]
             await asyncio.wait(under_way)
+
+
+def _dense_from(row: Any) -> int:
+    """Below this offset a leader says that records may be missing."""
+    return int(min(row.dense_from, row.high_watermark))
 
 
 def begin_leading(
