@@ -13,11 +13,13 @@ from confluent_kafka import admin as confluent_admin
 import kdirect
 from kdirect.broker.cleaner import CHECKPOINT, LogCleaner
 from kdirect.broker.config import BrokerConfig
+from kdirect.format import protocol as p
+from kdirect.format.schema import build
 from kdirect.log.checkpoint import read_offsets
 from kdirect.log.config import LogConfig
 from kdirect.log.manager import LogManager
 from kdirect.model import TopicPartition
-from tests.log.compacted_logs import NOW, fill, last_of_each_key, records_of
+from tests.log.compacted_logs import NOW, fill, keyed, last_of_each_key, records_of
 from tests.support import wait_until
 
 QUICK = {
@@ -186,6 +188,29 @@ def test_records_without_a_key_are_refused(broker, codec) -> None:
     errors = produce(servers, "t", [(b"k" * 50, b"1" * 100), (None, b"2" * 100)], **settings)
     assert [e.name() for e in errors if e] == ["INVALID_RECORD"] * len(errors)
     assert not any(produce(servers, "t", [(b"k" * 50, b"1" * 100)] * 20, **settings))
+
+
+@pytest.mark.parametrize("codec", [0, 1])
+@pytest.mark.parametrize("version", [8, 9])
+def test_a_refusal_names_the_records_without_a_key(broker, raw, codec, version) -> None:
+    """In Kafka's words, so that a client can tell which of its records are at fault."""
+    create(broker.bootstrap_servers, "t", **{"cleanup.policy": "compact"})
+    records = [(b"k", b"1"), (None, b"2"), (b"k", b"3"), (None, b"4")]
+    batch = keyed(records, codec=codec, timestamp_ms=int(time.time() * 1000))
+    request = build(
+        p.ProduceRequest,
+        acks=1,
+        timeout_ms=1000,
+        topic_data=[{"name": "t", "partition_data": [{"index": 0, "records": batch}]}],
+    )
+    (answer,) = raw().call(request, version).responses[0].partition_responses
+    why = "Compacted topic cannot accept message without key in topic partition t-0"
+    found = [(e.batch_index, e.batch_index_error_message) for e in answer.record_errors]
+    assert (answer.error_code, found) == (87, [(1, why), (3, why)])
+    assert answer.error_message.startswith(
+        "One or more records have been rejected due to 2 record errors in total, and only showing"
+        f" the first three errors at most: [RecordError(batchIndex=1, message='{why}'), "
+    )
 
 
 def test_kdirects_producer_writes_a_compacted_topic(broker) -> None:

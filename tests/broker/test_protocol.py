@@ -203,6 +203,7 @@ def test_the_data_path_responses_are_what_the_schema_says():
         ) == (3, 100, 90, b"abcdef")
         assert (two.partition_index, two.error_code, bytes(two.records)) == (4, 1, b"")
     produced = [Produced(1, 0, 7, -1, 2, None), Produced(2, 3, -1, -1, -1, "x" * 200)]
+    produced[1] = produced[1]._replace(record_errors=[(3, "why"), (200, "z" * 200)])
     for version in range(11):
         body = produce_response(version, [("t", produced), ("u", produced)])
         message, end = schema.decoder(p.ProduceResponse, version)(memoryview(body), 0, len(body))
@@ -211,6 +212,8 @@ def test_the_data_path_responses_are_what_the_schema_says():
         assert (one.index, one.error_code, one.base_offset, two.error_code) == (1, 0, 7, 3)
         if version >= 8:
             assert two.error_message == "x" * 200 and one.error_message is None
+            found = [(e.batch_index, e.batch_index_error_message) for e in two.record_errors]
+            assert found == [(3, "why"), (200, "z" * 200)] and one.record_errors == []
 
 
 names = st.text(max_size=40)

@@ -28,6 +28,8 @@ from kdirect.format.error_codes import ErrorCode, error_kind
 from kdirect.log.config import NEVER
 from kdirect.log.kernel import UNVERIFIED_TRANSACTION
 from kdirect.log.partition import Partition
+from kdirect.log.record_keys import KeylessRefusal
+from kdirect.model import TopicPartition
 
 _LENGTH = struct.Struct(">I")
 _NO_TRANSACTION = "the records belong to a transaction, and the request names none"
@@ -271,6 +273,8 @@ class DataHandlers(FetchHandlers):
             error = result.error
             message = _KERNEL_MESSAGES.get(error)
             append.done = Produced(append.index, error, -1, -1, start, message)
+            if isinstance(result, KeylessRefusal) and result.records:
+                append.done = _keyless(append.done, partition.topic_partition, result)
             if error == ErrorCode.DUPLICATE_SEQUENCE_NUMBER:  # a success to its producer
                 self._grown(append, partition, result, is_new=False)
             return
@@ -412,3 +416,15 @@ class DataHandlers(FetchHandlers):
         if self._remote is not None:
             table.append(("LocateRecords", self.locate_records, False))
         return table
+
+
+def _keyless(answer: Produced, tp: TopicPartition, refused: KeylessRefusal) -> Produced:
+    """The answer names the records, in Kafka's words (``LogValidator``)."""
+    why = f"Compacted topic cannot accept message without key in topic partition {tp}"
+    errors = tuple((number, why) for number in refused.records)
+    first = ", ".join(f"RecordError(batchIndex={n}, message='{why}')" for n, why in errors[:3])
+    message = (
+        f"One or more records have been rejected due to {len(errors)} record errors in total, and"
+        f" only showing the first three errors at most: [{first}]"
+    )
+    return answer._replace(message=message, record_errors=errors)

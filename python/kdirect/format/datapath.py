@@ -59,7 +59,8 @@ class NodeEndpoint(NamedTuple):
 
 class Produced(NamedTuple):
     """One partition of a Produce response.  `leader`: the (broker, leader epoch) to turn to after
-    an error, told from version 10 on (KIP-951)."""
+    an error, told from version 10 on (KIP-951).  `record_errors`: which records of the batch it was
+    refused for, and why, told from version 8 on (KIP-467)."""
 
     partition: int
     error: int
@@ -68,6 +69,7 @@ class Produced(NamedTuple):
     log_start_offset: int
     message: str | None
     leader: tuple[int, int] | None = None
+    record_errors: Sequence[tuple[int, str]] = ()
 
 
 def _tags(fields: Sequence[tuple[int, bytes]]) -> bytes:
@@ -83,6 +85,21 @@ def _compact_text(text: str | None) -> bytes:
         return b"\0"
     encoded = text.encode()
     return uvarint(len(encoded) + 1) + encoded
+
+
+def _text(text: str | None) -> bytes:
+    if text is None:
+        return _I16.pack(-1)
+    encoded = text.encode()
+    return _I16.pack(len(encoded)) + encoded
+
+
+def _record_errors(errors: Sequence[tuple[int, str]], *, flexible: bool) -> bytes:
+    if not flexible:
+        rows = (_I32.pack(number) + _text(why) for number, why in errors)
+        return _I32.pack(len(errors)) + b"".join(rows)
+    rows = (_I32.pack(number) + _compact_text(why) + b"\0" for number, why in errors)
+    return uvarint(len(errors) + 1) + b"".join(rows)
 
 
 def uvarint(value: int) -> bytes:
@@ -190,17 +207,15 @@ def produce_response(
             else:
                 out += _PRODUCED_V0.pack(p.partition, p.error, p.base_offset)
             if version >= 8:
-                message = None if p.message is None else p.message.encode()
-                if flexible:  # no record errors, the message, who leads
-                    out += b"\1" + _compact_text(p.message)
+                out += _record_errors(p.record_errors, flexible=flexible)
+                if flexible:  # the message, who leads
+                    out += _compact_text(p.message)
                     if version >= 10 and p.leader is not None:
                         out += _tags([(0, _LEADER.pack(*p.leader) + b"\0")])
                     else:
                         out += b"\0"
                 else:
-                    out += _I32.pack(0) + (
-                        _I16.pack(-1) if message is None else _I16.pack(len(message)) + message
-                    )
+                    out += _text(p.message)
         if flexible:
             out += b"\0"
     if version >= 1:

@@ -638,3 +638,21 @@ def records_are_keyed(const uint8_t[::1] plain, int32_t count):
     """The same of the records of one batch, decompressed."""
     cdef const uint8_t* p = &plain[0] if plain.shape[0] else NULL
     return p != NULL and _look_for_keys(count, p, p + plain.shape[0]) == KEYS_ARE_THERE
+
+
+def keyless_records(const uint8_t[::1] plain, int32_t count, int32_t most):
+    """Which records of one batch, which are not compressed, have no key: their numbers in it, at
+    most so many; none from a damaged record on."""
+    cdef const uint8_t* p = &plain[0] if plain.shape[0] else NULL
+    cdef const uint8_t* end = p + plain.shape[0]
+    cdef record_view r
+    cdef int32_t i
+    cdef int error
+    out = []
+    for i in range(count):
+        if p == NULL or len(out) == most:
+            break
+        p = parse_record(p, end, &r, &error)
+        if p != NULL and r.key_length < 0:
+            out.append(i)
+    return out

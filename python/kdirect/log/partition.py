@@ -62,7 +62,13 @@ from kdirect.log.kernel_producers import known_producers
 from kdirect.log.kernel_transactions import append_marker
 from kdirect.log.log_agreement import LogAgreement
 from kdirect.log.recompression import is_kept, recompressed
-from kdirect.log.record_keys import are_keyed, are_keyed_nowait
+from kdirect.log.record_keys import (
+    INVALID_RECORD,
+    KeylessRefusal,
+    are_keyed,
+    are_keyed_nowait,
+    refuse_keyless,
+)
 from kdirect.log.results import CommitResult, refusal
 from kdirect.log.retention import expired, expired_locally
 from kdirect.log.rolling import RollCallback
@@ -73,8 +79,7 @@ from kdirect.model import TopicPartition
 
 log = logging.getLogger("kdirect.log")
 
-AppendResult: TypeAlias = CommitResult
-INVALID_RECORD = 87  # Kafka's code
+AppendResult: TypeAlias = CommitResult | KeylessRefusal
 
 
 class Partition(LogAgreement):
@@ -224,7 +229,7 @@ class Partition(LogAgreement):
         """
         config = self.config
         if config.compacts and not are_keyed(data, config.max_plain_batch_bytes):
-            return refusal(INVALID_RECORD)
+            return refuse_keyless(data, config.max_plain_batch_bytes)
         if (codec := config.codec) is not None:
             made = recompressed(
                 data,
@@ -257,7 +262,8 @@ class Partition(LogAgreement):
         if self.config.compacts:
             keyed = are_keyed_nowait(data)
             if not keyed:
-                return None if keyed is None else refusal(INVALID_RECORD)
+                limit = self.config.max_plain_batch_bytes
+                return None if keyed is None else refuse_keyless(data, limit)
         if (codec := self.config.codec) is not None and not is_kept(data, codec):
             return None
         result = self.kernel.append(data, at_ms)

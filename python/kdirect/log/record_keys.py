@@ -11,18 +11,38 @@ compacted log (`kdirect.broker.produce_access`); they produce by Write+Send's me
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 from kdirect.errors import KdirectError
 from kdirect.format import layout
-from kdirect.format.batch import iterate_batches
+from kdirect.format.batch import BatchInfo, iterate_batches
 from kdirect.format.compression import Decompressor
 from kdirect.log.clean_run import (
     ALL_KEYED,
     COMPRESSED,
+    keyless_records,
     look_for_keys,
     records_are_keyed,
 )
+
+INVALID_RECORD = 87  # Kafka's code
+MOST_NAMED = 1000  # records of one request that are named; Kafka names all
+
+
+class KeylessRefusal(NamedTuple):
+    """What the log answers to a request with records that have no key; as a `CommitResult` that
+    names them.  `records`: their numbers in their batch, in their order; none where a record is
+    damaged."""
+
+    records: tuple[int, ...]
+    error: int = INVALID_RECORD
+    batches: int = 0
+    duplicate: bool = False
+    base_offset: int = -1
+    last_offset: int = -1
+    end_position: int = -1
+    log_append_time: int = -1
 
 
 def are_keyed_nowait(data: Any) -> bool | None:
@@ -37,15 +57,32 @@ def are_keyed(data: Any, max_plain_bytes: int) -> bool:
     if quick is not None:
         return quick
     data = bytes(data)
-    tool = Decompressor()
     try:
-        for info in iterate_batches(data):
-            start = info.position + layout.BATCH_HEADER_BYTES
-            body = data[start : info.position + info.size]
-            codec = info.attributes & layout.ATTRIBUTE_CODEC_MASK
-            plain = tool.run(codec, body, max_plain_bytes) if codec else body
+        for info, plain in _plain_batches(data, max_plain_bytes):
             if not (info.is_control or records_are_keyed(plain, info.records_count)):
                 return False
     except KdirectError:
         return False
     return True
+
+
+def refuse_keyless(data: Any, max_plain_bytes: int) -> KeylessRefusal:
+    """The refusal of a request that is not keyed; it names the records without a key."""
+    found: list[int] = []
+    try:
+        for info, plain in _plain_batches(bytes(data), max_plain_bytes):
+            if not info.is_control:
+                found += keyless_records(plain, info.records_count, MOST_NAMED - len(found))
+    except KdirectError:
+        pass  # damaged: nothing more is named
+    return KeylessRefusal(tuple(found))
+
+
+def _plain_batches(data: bytes, max_plain_bytes: int) -> Iterator[tuple[BatchInfo, bytes]]:
+    """The batches with their records, decompressed.  FormatError, CorruptLogError."""
+    tool = Decompressor()
+    for info in iterate_batches(data):
+        start = info.position + layout.BATCH_HEADER_BYTES
+        body = data[start : info.position + info.size]
+        codec = info.attributes & layout.ATTRIBUTE_CODEC_MASK
+        yield info, bytes(tool.run(codec, body, max_plain_bytes)) if codec else body
