@@ -71,7 +71,8 @@ def said(spark):
 @pytest.fixture(scope="session")
 def broker(tmp_path_factory):
     process = BrokerProcess(
-        tmp_path_factory.mktemp("broker") / "log", {"log.retention.check.interval.ms": 500}
+        tmp_path_factory.mktemp("broker") / "log",
+        {"log.retention.check.interval.ms": 500, "log.cleaner.backoff.ms": 200},
     ).start()
     yield process
     process.stop()
