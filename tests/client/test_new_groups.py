@@ -11,7 +11,7 @@ import confluent_kafka
 import pytest
 
 import kdirect
-from kdirect.client import connect
+from kdirect.client import connect, group_member
 from kdirect.client.consumer_member import ConsumerMember
 from kdirect.errors import BrokerError, ConfigError, KdirectError, ProtocolError, UnknownTopicError
 from kdirect.format.error_codes import ErrorCode
@@ -245,6 +245,19 @@ def test_it_goes_on_after_the_broker_was_killed(broker_process):
         c.commit(asynchronous=False)
         assert sum(c.committed(TPS).values()) == 80
         assert [kind for kind, _ in events] == ["on_assign"]  # its epoch was kept
+
+
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_a_member_leaves_a_dead_coordinator_without_long_patience(protocol, monkeypatch):
+    monkeypatch.setattr(group_member, "LEAVE_MS", 200.0)
+    with kdirect.Broker(**BROKER) as broker:
+        fill(broker, "t")
+        c = kdirect.Consumer(settings(broker, group_protocol=protocol, enable_auto_commit=False))
+        c.subscribe(["t"])
+        poll_until(lambda: len(c.assignment()) == 4, c)
+    begun = time.monotonic()
+    c.close()
+    assert time.monotonic() - begun < 10, "request.timeout.ms is 30 s"
 
 
 def take(consumer, count, seconds=30):

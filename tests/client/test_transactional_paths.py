@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 import uuid
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from kdirect import (
     TransactionError,
 )
 from kdirect.client.transaction import GroupMetadata
+from kdirect.wire.cluster import TRANSACTION, Cluster
 
 PATHS = {
     "shared": ({}, "rdma"),
@@ -257,6 +259,44 @@ def test_a_plain_exclusive_producer_makes_room_for_markers(broker, topic):
             made.produce(topic, f"mine-{turn}", partition=0)
             made.commit_transaction()
     assert read(broker, topic) == sorted(f"{n}-{i}" for n in ("plain", "mine") for i in range(5))
+
+
+def test_nobody_waits_while_the_coordinator_is_looked_for(broker, topic, monkeypatch):
+    """One thread looks for a coordinator that does not answer; `poll` of another one returns, and
+    so does `close`."""
+    lease, go_on = Cluster.lease_coordinator, threading.Event()
+
+    def slow(cluster, key, kind, timeout_ms):
+        assert kind == TRANSACTION
+        assert go_on.wait(30)
+        return lease(cluster, key, kind, timeout_ms)
+
+    monkeypatch.setattr(Cluster, "lease_coordinator", slow)
+    settings = {"bootstrap.servers": broker.bootstrap_servers, "transactional.id": topic}
+    made = kdirect.Producer(settings)
+    errors = []
+
+    def begin():
+        try:
+            made.init_transactions(20)
+        except kdirect.KdirectError as e:
+            errors.append(e)
+
+    beginner = threading.Thread(target=begin)
+    others = [threading.Thread(target=made.poll, args=(0,)), threading.Thread(target=made.close)]
+    try:
+        beginner.start()
+        for other in others:
+            other.start()
+            other.join(5)
+            assert not other.is_alive()
+        beginner.join(5)
+        assert not beginner.is_alive()
+        assert isinstance(errors[0], kdirect.ClosedError)
+    finally:
+        go_on.set()
+        for thread in (beginner, *others):
+            thread.join(30)
 
 
 def test_exclusive_is_refused():

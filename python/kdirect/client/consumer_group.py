@@ -313,11 +313,7 @@ class ConsumerMembership(GroupMember):
         with self._lock:
             self._rules.begin()  # answers that are under way are not heard any more
         epoch = LEAVES if self._instance_id is None else LEAVES_FOR_A_WHILE
-        try:
-            connection = self._link.connection()
-            connection.request(self._message(None, epoch), min(5000, self._cluster.timeout_ms))
-        except KdirectError as e:
-            log.info("leaving group %s: %s; its session will end by itself", self.group_id, e)
+        self._ask_to_leave(self._message(None, epoch))
 
     def leave(self) -> None:
         """Leave the group.  `join` may be called again."""

@@ -351,13 +351,10 @@ class Membership(GroupMember):
             member_id=self.member_id,
             members=[r.MemberIdentity(member_id=self.member_id, group_instance_id=None, reason="")],
         )
-        try:
-            # A request after a join that still waits would get no answer: take a new connection.
-            if self._pending is not None:
-                self._link.drop()
-            self._link.connection().request(message, min(5000, self._cluster.timeout_ms))
-        except KdirectError as e:
-            log.info("leaving group %s: %s; its session will end by itself", self.group_id, e)
+        # A request after a join that still waits would get no answer: take a new connection.
+        if self._pending is not None:
+            self._link.drop()
+        self._ask_to_leave(message)
 
     def leave(self) -> None:
         """Leave the group.  `join` may be called again."""

@@ -41,6 +41,7 @@ from kdirect.wire.connection import Connection, Pending
 log = logging.getLogger("kdirect.client")
 
 OUT, JOINING, SYNCING, STABLE = "out", "joining", "syncing", "stable"
+LEAVE_MS = 5000.0  # to find the coordinator, and for its answer: without one the session ends
 
 FENCED = frozenset(
     (
@@ -168,6 +169,14 @@ class GroupMember:
 
     def _send_leave(self) -> None:
         raise NotImplementedError
+
+    def _ask_to_leave(self, message: Any) -> None:
+        """Send what `_send_leave` has to say, without long patience."""
+        patience_ms = min(LEAVE_MS, self._cluster.timeout_ms)
+        try:
+            self._link.connection(patience_ms).request(message, patience_ms)
+        except KdirectError as e:
+            log.info("leaving group %s: %s; its session will end by itself", self.group_id, e)
 
     def _reset_member(self) -> None:
         with self._lock:

@@ -7,11 +7,13 @@ enter: what an answer means (`kdirect.client.transaction`), and records.
 
 A thread calls `turn` with the producer's lock held, which takes in the answer that is there and
 sends the next request.  Then it waits by `wait`, which needs no lock.  Several threads may do so.
+A coordinator is looked for on a thread besides, so that nobody waits for the lock meanwhile.
 """
 
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import Any
 
 from kdirect.client.transaction import (
@@ -28,12 +30,14 @@ from kdirect.client.transaction import (
 from kdirect.errors import KdirectError, TransactionError
 from kdirect.format import protocol as p
 from kdirect.model import TopicPartition
+from kdirect.wire.attempt import Attempt
 from kdirect.wire.cluster import GROUP, TRANSACTION, Cluster
 from kdirect.wire.connection import Connection, Pending
 
 log = logging.getLogger("kdirect.client")
 
 PAUSE_S, MOST_PAUSE_S = 0.02, 1.0
+AT_HAND_S = 0.05  # for a coordinator that answers at once
 # While the markers of the transaction before are written.
 SOON_S, MOST_SOON_S = 0.0005, 0.02
 # With the first protocol: what later versions mean to a broker is the second one.
@@ -55,6 +59,8 @@ class TransactionLink:
         self._monotonic = cluster.environment.monotonic
         self._timeout_ms: int = settings["transaction.timeout.ms"]
         self._connections: dict[tuple[int, str], Connection] = {}
+        self._search: tuple[tuple[int, str], Attempt[Connection]] | None = None
+        self._closed = False
         self._sent: tuple[Request, Pending] | None = None
         self._sent_at = 0.0
         self._not_before = 0.0
@@ -63,8 +69,8 @@ class TransactionLink:
 
     def turn(self, left_ms: float) -> bool:
         """Take in an answer that is here, and send what is pending.  True: nothing is pending any
-        more.  Raises the error that the machine is in, and what no further attempt can mend; to
-        look for a coordinator takes `left_ms` at most."""
+        more.  Raises the error that the machine is in, and what no further attempt can mend.  A
+        coordinator is looked for in `left_ms`, and waited for as long as one that is at hand."""
         machine = self._machine
         if self._sent is not None:
             request, pending = self._sent
@@ -83,9 +89,11 @@ class TransactionLink:
     def wait(self, until: float) -> None:
         """Wait until there may be something for `turn` to do, or until then (monotonic s)."""
         now = self._monotonic()
-        sent = self._sent
+        sent, search = self._sent, self._search
         if sent is not None:
             sent[1].wait(max(0.0, min(until - now, 1.0)) * 1000)
+        elif search is not None:
+            search[1].wait(max(0.0, min(until - now, 1.0)))
         else:
             self._environment.sleep(max(0.0, min(until, self._not_before) - now))
 
@@ -99,7 +107,7 @@ class TransactionLink:
 
     def close(self) -> None:
         """End the connections."""
-        self._sent = None
+        self._sent, self._closed = None, True
         for connection in self._connections.values():
             connection.close()
         self._connections.clear()
@@ -109,6 +117,8 @@ class TransactionLink:
     def _send(self, request: Request, left_ms: float) -> None:
         try:
             connection = self._connection(request, left_ms)
+            if connection is None:
+                return
             message = self._message(request)
             most = FIRST_PROTOCOL.get(message.API_KEY) if self._machine.version < 2 else None
             self._sent = request, connection.submit(message, most=most)
@@ -151,15 +161,32 @@ class TransactionLink:
             return GROUP, request.group.group_id
         return TRANSACTION, self._machine.transactional_id
 
-    def _connection(self, request: Request, left_ms: float) -> Connection:
-        kind, key = self._key(request)
-        connection = self._connections.get((kind, key))
+    def _connection(self, request: Request, left_ms: float) -> Connection | None:
+        """None: it is looked for."""
+        key = self._key(request)
+        connection = self._connections.get(key)
         if connection is None or connection.closed:
-            connection = self._cluster.lease_coordinator(key, kind, max(1.0, left_ms))
-            self._connections[kind, key] = connection
+            if self._search is None:
+                call = partial(self._find, key, max(1.0, left_ms))
+                self._search = key, self._environment.spawn(call)
+                self._search[1].wait(AT_HAND_S)
+            of, search = self._search
+            if not search.done:
+                return None
+            self._search = None
+            connection = self._connections[of] = search.result()
+            if of != key:  # what a call before has looked for
+                return None
         if isinstance(request, InitProducer):
             self._choose_protocol(connection)
         return connection
+
+    def _find(self, key: tuple[int, str], left_ms: float) -> Connection:
+        """On a thread that others do not wait for."""
+        found = self._cluster.lease_coordinator(key[1], key[0], left_ms)
+        if self._closed:
+            found.close()
+        return found
 
     def _choose_protocol(self, connection: Connection) -> None:
         machine = self._machine
