@@ -106,6 +106,12 @@ group-schedules: install ## Run seeded schedules of consumer groups, by the rule
 	PYTHONPATH=$(CURDIR) $(BIN)/python -m tests.broker.group_schedules \
 		--first $(or $(SEED),0) --schedules $(or $(COUNT),5000)
 
+.PHONY: commit-schedules
+commit-schedules: install ## Run seeded schedules of offset commits by WRITEs;
+## COUNT=5000, SEED=n
+	KDIRECT_SCHEDULES=$(or $(COUNT),5000) KDIRECT_SEED="$(SEED)" \
+		$(BIN)/pytest --timeout 0 tests/simulation/test_commits.py $(ARGS)
+
 .PHONY: slash-schedules
 slash-schedules: install ## Run seeded schedules of a job of the state engine;
 ## COUNT=20000, SEED=the first one
