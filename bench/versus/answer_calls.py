@@ -272,10 +272,12 @@ GROWTH = (
 
 
 def _produced(topic: str, partition: int, data: bytes | None, acks: int = 1) -> dict[str, Any]:
+    rows = [{"index": partition, "records": data}]
+    known = _topic_id if topic == T else NOBODY  # for versions that name topics so
     return {
         "acks": acks,
         "timeout_ms": 5000,
-        "topic_data": [{"name": topic, "partition_data": [{"index": partition, "records": data}]}],
+        "topic_data": [{"name": topic, "topic_id": known, "partition_data": rows}],
     }
 
 

@@ -50,7 +50,6 @@ REASONS: tuple[Reason, ...] = (
         for key in ("7?", *range(83, 88), "9?")
     ),
     Reason("ApiVersions", "*", "api_keys[320*]", "kdirect's own APIs", "They lead to RDMA."),
-    Reason("ApiVersions", "*", "api_keys[?].max_version", "Produce and Fetch", "No topic ids."),
     Reason("ApiVersions", "*", "*_features[kraft.version]", "features", "KRaft is not spoken."),
     Reason("ApiVersions", "*", "*_features[share.version]", "features", "No share groups."),
     Reason(

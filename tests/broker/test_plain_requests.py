@@ -10,6 +10,7 @@ import gc
 import itertools
 import random
 import struct
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,8 @@ TOPICS = {
     "stamped": {"message.timestamp.type": "LogAppendTime"},
     "slow": {"flush.messages": "3"},
 }
+IDS = {name: uuid.UUID(int=7 << 64 | i) for i, name in enumerate(TOPICS)}
+NO_ID = uuid.UUID(int=7 << 64 | 99)
 PARTITIONS = 3
 COUNTED = (
     "broker_requests",
@@ -60,6 +63,8 @@ COUNTED = (
 def brokers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[kdirect.Broker]]:
     """One as it is, and one that takes every request the general way."""
     monkeypatch.setattr(Environment, "time_ms", lambda self: NOW_MS)
+    ids = itertools.chain(IDS.values(), IDS.values(), iter(uuid.uuid4, None))
+    monkeypatch.setattr("kdirect.broker.topics.new_id", lambda: next(ids))
     made = [kdirect.Broker(tmp_path / name, rdma_transports="") for name in ("plain", "general")]
     for broker in made:
         broker.start()
@@ -116,7 +121,7 @@ class Requests:
             transactional_id="x" if chance.random() < 0.02 else None,
             acks=chance.choice((-1, -1, -1, 1, 1, 7)) if chance.random() < 0.3 else -1,
             timeout_ms=1000,
-            topic_data=[{"name": topic, "partition_data": rows}],
+            topic_data=[{"name": topic, "topic_id": IDS.get(topic, NO_ID), "partition_data": rows}],
         )
         return request, chance.randint(3, p.API_NAMES["Produce"].high)
 
@@ -130,6 +135,7 @@ class Requests:
         topics = [
             {
                 "topic": name,
+                "topic_id": IDS.get(name, NO_ID),
                 "partitions": [
                     {
                         "partition": i,
@@ -234,11 +240,11 @@ def frame(message: Any, version: int, client: str | None = "raw") -> bytes:
 
 def one_record(topic: str = "plain") -> Any:
     rows = [{"index": 0, "records": encode_single_bytes(b"v" * 100, timestamp_ms=NOW_MS)}]
-    data = [{"name": topic, "partition_data": rows}]
+    data = [{"name": topic, "topic_id": IDS.get(topic, NO_ID), "partition_data": rows}]
     return build(p.ProduceRequest, transactional_id=None, acks=-1, timeout_ms=1000, topic_data=data)
 
 
-@pytest.mark.parametrize("version", [3, 8, 9, 12])
+@pytest.mark.parametrize("version", [3, 8, 9, 12, 13])
 def test_a_hostile_frame_is_refused_as_by_the_general_handlers(
     brokers: list[kdirect.Broker], seed: int, version: int
 ) -> None:

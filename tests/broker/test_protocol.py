@@ -16,53 +16,16 @@ from kdirect.errors import FormatError, ProtocolError
 from kdirect.format import group_records as g
 from kdirect.format import protocol as p
 from kdirect.format import schema
-from kdirect.format.datapath import Fetched, Produced, fetch_response, produce_response
+from kdirect.format.datapath import (
+    Fetched,
+    NodeEndpoint,
+    Produced,
+    fetch_response,
+    produce_response,
+)
+from tests.broker.random_messages import message_bytes
 
 VERSIONS = [(api, version) for api in p.APIS.values() for version in range(api.low, api.high + 1)]
-
-
-def sample(fields, version: int, rng: random.Random, depth: int = 0) -> dict:
-    """Plain values for the fields of a schema, random but valid."""
-    out = {}
-    for f in fields:
-        if not f.for_version_q(version):
-            continue
-        if f.nullable_for_version_q(version) and rng.random() < 0.3:
-            out[f.name] = None
-        elif f.is_struct_array():
-            out[f.name] = [
-                sample(f.array_of._fields, version, rng, depth + 1) for _ in range(rng.randrange(3))
-            ]
-        elif f.is_array():
-            out[f.name] = [scalar(f.array_of._type_str, rng) for _ in range(rng.randrange(4))]
-        elif f.is_struct():
-            if f._tag is None:
-                out[f.name] = sample(f._fields, version, rng, depth + 1)
-        else:
-            out[f.name] = scalar(f._type_str, rng)
-    return out
-
-
-def scalar(kind: str, rng: random.Random):
-    bits = {"int8": 8, "int16": 16, "int32": 32, "int64": 64}.get(kind)
-    if bits:
-        return rng.randrange(-(1 << bits - 1), 1 << bits - 1)
-    return {
-        "uint16": lambda: rng.randrange(1 << 16),
-        "bool": lambda: rng.random() < 0.5,
-        "float64": lambda: rng.random(),
-        "string": lambda: "".join(rng.choice("aé漢😀-") for _ in range(rng.randrange(200))),
-        "bytes": lambda: rng.randbytes(rng.randrange(300)),
-        "records": lambda: rng.randbytes(rng.randrange(300)),
-        "uuid": lambda: uuid.UUID(bytes=rng.randbytes(16)),
-        "bitfield": lambda: {rng.randrange(31)},
-    }[kind]()
-
-
-def message_bytes(cls, version: int, rng: random.Random) -> bytes:
-    return bytes(
-        schema.build(cls, **sample(cls._struct._fields, version, rng)).encode(version=version)
-    )
 
 
 @pytest.mark.parametrize("api", p.APIS.values(), ids=lambda a: a.name)
@@ -185,16 +148,26 @@ def test_the_data_path_responses_are_what_the_schema_says():
     fetched = [
         Fetched(3, 0, 100, 90, 5, [b"abc", memoryview(b"def")], 6),
         Fetched(4, 1, -1, -1, -1, [], 0),
+        Fetched(5, 6, -1, -1, -1, [], 0, diverging=(3, 9), leader=(2, 8)),
     ]
+    nodes = [NodeEndpoint(2, "host", 9092, "r")]
     for version in range(4, p.API_NAMES["Fetch"].high + 1):
         names = ["t", "u" * 200] if version < 13 else [uuid.UUID(int=1), uuid.UUID(int=2)]
         topics = [(x if version < 13 else x.bytes, fetched) for x in names]
-        body = b"".join(fetch_response(version, 0, topics, session_id=7))
+        body = b"".join(fetch_response(version, 0, topics, session_id=7, nodes=nodes))
         message, end = schema.decoder(p.FetchResponse, version)(memoryview(body), 0, len(body))
         named = [t.topic if version < 13 else t.topic_id for t in message.responses]
         assert end == len(body) and named == names
         assert version < 7 or message.session_id == 7
-        one, two = message.responses[1].partitions
+        one, two, moved = message.responses[1].partitions
+        if version >= 12:
+            assert moved.diverging_epoch.end_offset == 9 and one.diverging_epoch is None
+            leader = moved.current_leader
+            assert version < 16 or (leader.leader_id, leader.leader_epoch) == (2, 8)
+            assert version >= 16 or leader is None
+            assert one.current_leader is None
+        found = [(n.node_id, n.host, n.port, n.rack) for n in message.node_endpoints or ()]
+        assert found == ([tuple(nodes[0])] if version >= 16 else [])
         assert (
             one.partition_index,
             one.high_watermark,
@@ -204,10 +177,14 @@ def test_the_data_path_responses_are_what_the_schema_says():
         assert (two.partition_index, two.error_code, bytes(two.records)) == (4, 1, b"")
     produced = [Produced(1, 0, 7, -1, 2, None), Produced(2, 3, -1, -1, -1, "x" * 200)]
     produced[1] = produced[1]._replace(record_errors=[(3, "why"), (200, "z" * 200)])
-    for version in range(11):
-        body = produce_response(version, [("t", produced), ("u", produced)])
+    for version in range(p.API_NAMES["Produce"].high + 1):
+        ids = [uuid.UUID(int=1), uuid.UUID(int=2)]
+        keys = ["t", "u"] if version < 13 else [x.bytes for x in ids]
+        body = produce_response(version, [(key, produced) for key in keys])
         message, end = schema.decoder(p.ProduceResponse, version)(memoryview(body), 0, len(body))
         assert end == len(body)
+        named = [t.name if version < 13 else t.topic_id for t in message.responses]
+        assert named == (["t", "u"] if version < 13 else ids)
         one, two = message.responses[1].partition_responses
         assert (one.index, one.error_code, one.base_offset, two.error_code) == (1, 0, 7, 3)
         if version >= 8:

@@ -3,6 +3,7 @@ stock clients that produce and consume through leaders, followers and a stopped 
 
 from __future__ import annotations
 
+import uuid
 from contextlib import closing
 from typing import Any
 
@@ -22,6 +23,7 @@ from tests.members.wire import (
     create,
     epoch_end,
     fetch,
+    fetch_by_id,
     fetch_request,
     list_offset,
     metadata,
@@ -32,6 +34,7 @@ from tests.members.wire import (
 from tests.support import poll_until, wait_until
 
 T0 = TopicPartition("t", 0)
+NO_ID = uuid.UUID(int=9)
 
 
 def code(row: Any) -> E:
@@ -62,6 +65,13 @@ def test_whoever_does_not_lead_says_so_and_names_the_leader(brokers: Any) -> Non
     assert [(n.node_id, n.host, n.port) for n in answer.node_endpoints] == [(1, host, int(port))]
     for version in (3, 7, 9):  # which have no place for the leader
         assert code(produce(follower, T0, version=version)[0]) is E.NOT_LEADER_OR_FOLLOWER
+    topic_id = metadata(follower, ["t"], version=12).topics[0].topic_id
+    row, answer = produce(follower, T0, version=13, topic_id=topic_id)
+    assert code(row) is E.NOT_LEADER_OR_FOLLOWER and answer.responses[0].topic_id == topic_id
+    assert row.current_leader.leader_id == answer.node_endpoints[0].node_id == 1
+    row, answer = produce(ours[0], T0, version=13, topic_id=topic_id)
+    assert code(row) is E.NONE and answer.responses[0].topic_id == topic_id
+    assert code(produce(ours[0], T0, version=13, topic_id=NO_ID)[0]) is E.UNKNOWN_TOPIC_ID
     assert code(produce(follower, T0, acks=1)[0]) is E.NOT_LEADER_OR_FOLLOWER
     old = fetch(follower, T0, version=10)  # before a client may read from followers
     assert code(old) is E.NOT_LEADER_OR_FOLLOWER
@@ -84,6 +94,13 @@ def test_no_fetch_names_a_leader_without_its_address(brokers: Any) -> None:
         "the other broker knows who leads",
     )
     assert found.current_leader is None
+    topic_id = metadata(ours[1], ["elsewhere"], version=12).topics[0].topic_id
+    found, answer = fetch_by_id(ours[1], elsewhere, topic_id)
+    assert code(found) is E.NOT_LEADER_OR_FOLLOWER
+    assert (found.current_leader.leader_id, found.current_leader.leader_epoch) == (1, 0)
+    host, _, port = ours[0].bootstrap_servers.rpartition(":")
+    assert [(n.node_id, n.host, n.port) for n in answer.node_endpoints] == [(1, host, int(port))]
+    assert code(fetch_by_id(ours[1], elsewhere, NO_ID)[0]) is E.UNKNOWN_TOPIC_ID
     ours[0].stop()
     wait_until(lambda: partition_row(ours[1], T0).leader_id == 2, "the other one leads")
     epoch = partition_row(ours[1], T0).leader_epoch

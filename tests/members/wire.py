@@ -72,9 +72,11 @@ def produce(
     acks: int = -1,
     version: int = 10,
     timeout_ms: int = 10_000,
+    topic_id: Any = None,
 ) -> Any:
     """(the partition's row, the whole answer) of Produce."""
     request = produce_request(tp, records, acks=acks, timeout_ms=timeout_ms)
+    request.topic_data[0].topic_id = topic_id
     answer = ask(broker, request, version)
     return answer.responses[0].partition_responses[0], answer
 
@@ -108,6 +110,14 @@ def fetch(
         tp, offset, epoch=epoch, last_epoch=last_epoch, rack=rack, max_wait_ms=max_wait_ms
     )
     return ask(broker, request, version).responses[0].partitions[0]
+
+
+def fetch_by_id(broker: Any, tp: TopicPartition, topic_id: Any, *, version: int = 17) -> Any:
+    """(the partition's row, the whole answer) of a Fetch that names the topic by its id."""
+    request = fetch_request(tp)
+    request.topics[0].topic_id = topic_id
+    answer = ask(broker, request, version)
+    return answer.responses[0].partitions[0], answer
 
 
 def fetch_request(

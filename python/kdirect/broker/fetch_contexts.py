@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import random
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from kdirect.broker.answers import Answer
@@ -33,11 +33,12 @@ from kdirect.broker.fetch_session_cache import (
 )
 from kdirect.broker.services import Services
 from kdirect.broker.waiters import Waiter
-from kdirect.format.datapath import Fetched, fetch_response
+from kdirect.format.datapath import Fetched, NodeEndpoint, fetch_response
 from kdirect.format.error_codes import ErrorCode
 from kdirect.model import TopicPartition
 
 BY_ID = 13  # the version of Fetch from which on topics are named by their ids
+NAMES_LEADERS = 16  # the version that says where the leaders are which an error names (KIP-951)
 EVICTION_MS = 120_000  # as in Kafka, where it is min.incremental.fetch.session.eviction.ms
 FULL_LOOK_MS = 10_000  # so often all rows are marked: what moves a log start wakes nobody
 _NO_ID = uuid.UUID(int=0)
@@ -62,6 +63,7 @@ class Asking:
     __slots__ = (
         "_contexts",
         "_names",
+        "endpoints",
         "isolation_level",
         "max_bytes",
         "max_wait_ms",
@@ -77,13 +79,27 @@ class Asking:
         self.isolation_level: int = request.isolation_level
         self._contexts = contexts
         self._names: dict[str, uuid.UUID] = {}  # ids of the topics that are looked at
+        # Where the client reaches these brokers.
+        self.endpoints: Callable[[set[int]], Sequence[NodeEndpoint]] = lambda leaders: ()
 
     def _encoded(self, found: Found, session: int) -> Answer:
         topics: Iterable[Any] = found
         if self.version >= BY_ID:
             topics = [(_id_bytes(name, self._names), rows) for name, rows in found]
-        committed_only = self.isolation_level == 1
-        return Answer(fetch_response(self.version, 0, topics, committed_only, session_id=session))
+        nodes: Sequence[NodeEndpoint] = ()
+        if self.version >= NAMES_LEADERS:
+            leaders = {x.leader[0] for _, rows in found for x in rows if x.leader is not None}
+            nodes = self.endpoints(leaders) if leaders else ()
+        return Answer(
+            fetch_response(
+                self.version,
+                0,
+                topics,
+                self.isolation_level == 1,
+                session_id=session,
+                nodes=nodes,
+            )
+        )
 
 
 class FullFetch(Asking):

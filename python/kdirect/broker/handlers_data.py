@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import struct
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -32,6 +32,7 @@ from kdirect.log.record_keys import KeylessRefusal
 from kdirect.model import TopicPartition
 
 _LENGTH = struct.Struct(">I")
+BY_ID = 13  # the version of Produce from which on topics are named by their ids
 _NO_TRANSACTION = "the records belong to a transaction, and the request names none"
 
 _KERNEL_MESSAGES = {
@@ -110,6 +111,11 @@ class OneAppend:
         return self.produced.log_start_offset
 
 
+def _keys(version: int, request: Any) -> list[str | bytes]:
+    """How a Produce names its topics, and its answer does."""
+    return [t.name if version < BY_ID else t.topic_id.bytes for t in request.topic_data]
+
+
 def failed_append(index: int, code: int, message: str | None, start_offset: int = -1) -> Produced:
     return Produced(index, code, -1, -1, start_offset, message)
 
@@ -153,21 +159,35 @@ class DataHandlers(FetchHandlers):
         topics: list[tuple[str, list[OneAppend]]] = []
         for topic in request.topic_data:
             appends = []
+            name, unknown = self._name_of(header.api_version, topic)
+            refused = refusal or unknown
             for data in topic.partition_data:
-                if refusal is not None:
-                    done = failed_append(data.index, *refusal)
+                if refused is not None:
+                    done = failed_append(data.index, *refused)
                     append = OneAppend(data.index, request.acks, done=done)
                 else:
                     append = OneAppend(data.index, request.acks)
                     if request.transactional_id is not None:
                         append.transaction = (request.transactional_id, header.api_version)
-                    self._append(append, topic.name, data.records, arrival)
+                    self._append(append, name, data.records, arrival)
                 waits = waits or append.waits(request.acks)
                 appends.append(append)
-            topics.append((topic.name, appends))
+            topics.append((name, appends))
         if waits:
             return later(self._produce_later(connection, header.api_version, request, topics))
-        return self._acknowledge(connection, header.api_version, request.acks, topics)
+        keys = _keys(header.api_version, request)
+        return self._acknowledge(connection, header.api_version, request.acks, topics, keys)
+
+    def _name_of(self, version: int, topic: Any) -> tuple[str, tuple[int, str] | None]:
+        """The name of a topic that a Produce names, and what is answered where nobody knows its
+        id."""
+        if version < BY_ID:
+            return topic.name, None
+        known = self._services.topics.find_by_id(topic.topic_id)
+        if known is not None and not getattr(known, "deleting", False):
+            return known.name, None
+        text = f"there is no topic with the id {topic.topic_id}"
+        return str(topic.topic_id), (ErrorCode.UNKNOWN_TOPIC_ID, text)
 
     def _append(self, append: OneAppend, name: str, records: Any, arrival: Arrival) -> None:
         """Append to one partition now, or queue the append."""
@@ -318,15 +338,18 @@ class DataHandlers(FetchHandlers):
         correlation_id: int,
         acks: int,
         partition: Partition,
+        key: bytes,
         result: Any,
         size: int,
     ) -> Answer:
-        """The answer to a plain Produce, `size` bytes of records, that the kernel has refused."""
+        """The answer to a plain Produce, `size` bytes of records, that the kernel has refused.
+        `key`: the topic's name or id, as the request has it."""
         tp = partition.topic_partition
         append = OneAppend(tp.partition, acks)
         append.partition, append.size = partition, size
         self._appended(append, result)
-        answer = self._acknowledge(connection, version, acks, [(tp.topic, [append])])
+        keys: list[str | bytes] = [tp.topic if version < BY_ID else key]
+        answer = self._acknowledge(connection, version, acks, [(tp.topic, [append])], keys)
         answer.header = p.response_header(p.API_NAMES["Produce"], version, correlation_id)
         return answer
 
@@ -357,7 +380,8 @@ class DataHandlers(FetchHandlers):
                     self._append_failed(append, name, e)
         if request.acks != 0:
             await self._wait_for_gate(topics, request.timeout_ms)
-        return self._acknowledge(connection, version, request.acks, topics)
+        keys = _keys(version, request)
+        return self._acknowledge(connection, version, request.acks, topics, keys)
 
     async def _wait_for_gate(
         self, topics: list[tuple[str, list[OneAppend]]], timeout_ms: int
@@ -381,9 +405,14 @@ class DataHandlers(FetchHandlers):
         version: int,
         acks: int,
         topics: list[tuple[str, list[OneAppend]]],
+        keys: Sequence[str | bytes],
     ) -> Answer:
+        """`keys`: how the request names the topics."""
         if acks != 0:
-            answers = [(name, [x.produced for x in appends]) for name, appends in topics]
+            answers = [
+                (key, [x.produced for x in appends])
+                for key, (_, appends) in zip(keys, topics, strict=True)
+            ]
             return self._produced(connection, version, answers)
         failed = [
             f"{name}-{x.index}: {error_kind(x.produced.error).name}"
@@ -400,7 +429,10 @@ class DataHandlers(FetchHandlers):
         return nothing()
 
     def _produced(
-        self, connection: Connection, version: int, answers: list[tuple[str, list[Produced]]]
+        self,
+        connection: Connection,
+        version: int,
+        answers: list[tuple[str | bytes, list[Produced]]],
     ) -> Answer:
         return Answer([produce_response(version, answers)])
 

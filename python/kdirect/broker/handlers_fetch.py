@@ -22,7 +22,7 @@ from kdirect.broker.services import Services
 from kdirect.errors import OffsetOutOfRangeError, TieredOffsetError
 from kdirect.format import protocol as p
 from kdirect.format.batch import iterate_batches
-from kdirect.format.datapath import Fetched, fetch_response
+from kdirect.format.datapath import Fetched, NodeEndpoint, fetch_response
 from kdirect.format.error_codes import ErrorCode
 from kdirect.log.kernel_transactions import aborted_transactions
 from kdirect.log.partition import Partition
@@ -55,6 +55,7 @@ class FetchHandlers(LookupHandlers):
         asked = self._contexts.begin(version, request)
         if isinstance(asked, int):
             return Answer(fetch_response(version, asked, ()))
+        asked.endpoints = partial(self._endpoints, connection)
         reader = Reader(version, getattr(request, "rack_id", ""), request.isolation_level == 1)
         collected = self._collect(reader, asked, wait=False)
         if collected is None:
@@ -162,6 +163,11 @@ class FetchHandlers(LookupHandlers):
     def _to_read(self, reader: Reader, name: str, x: Any) -> Partition | Fetched:
         """The partition that a Fetch reads, or what is answered without reading."""
         return self._led(name, x.partition, x.current_leader_epoch)
+
+    def _endpoints(self, connection: Connection, leaders: set[int]) -> Sequence[NodeEndpoint]:
+        """Where the client of a connection reaches brokers that lead what it has asked for here.  A
+        broker that is alone names none."""
+        return ()
 
     def _unread(self, name: str, x: Any, error: BaseException) -> Fetched:
         """The answer about a partition that cannot be read."""

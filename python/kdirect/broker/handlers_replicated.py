@@ -25,7 +25,7 @@ Other brokers do not fetch by these requests; they have their own (`Replicas.ans
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -196,20 +196,24 @@ class ReplicatedDataHandlers(DataHandlers):
         return asyncio.ensure_future(_both(flushed, committed))
 
     def _produced(
-        self, connection: Connection, version: int, answers: list[tuple[str, list[Produced]]]
+        self,
+        connection: Connection,
+        version: int,
+        answers: list[tuple[str | bytes, list[Produced]]],
     ) -> Answer:
         leaders = {x.leader[0] for _, rows in answers for x in rows if x.leader is not None}
-        nodes: list[NodeEndpoint] = []
-        if leaders and version >= 10:
-            services = self._services
-            own = services.listeners.address_for(connection.listener, connection.local[0])
-            listener = services.config.listeners[connection.listener].name
-            nodes = [
-                NodeEndpoint(*node)
-                for node in services.cluster.nodes(own, listener)
-                if node.node_id in leaders
-            ]
+        nodes = self._endpoints(connection, leaders) if leaders and version >= 10 else ()
         return Answer([produce_response(version, answers, nodes)])
+
+    def _endpoints(self, connection: Connection, leaders: set[int]) -> Sequence[NodeEndpoint]:
+        services = self._services
+        own = services.listeners.address_for(connection.listener, connection.local[0])
+        listener = services.config.listeners[connection.listener].name
+        return [
+            NodeEndpoint(*node)
+            for node in services.cluster.nodes(own, listener)
+            if node.node_id in leaders
+        ]
 
     # -- Fetch -------------------------------------------------------------------------------------
 
@@ -236,6 +240,12 @@ class ReplicatedDataHandlers(DataHandlers):
             if diverging is not None:
                 return self._without_records(x, partition)._replace(diverging=diverging)
         return partition
+
+    def _unread(self, name: str, x: Any, error: BaseException) -> Fetched:
+        found = super()._unread(name, x, error)
+        if found.error in _MOVED:
+            found = found._replace(leader=self._leader(TopicPartition(name, x.partition)))
+        return found
 
     def _ask_leader(self, tp: TopicPartition, x: Any, partition: Partition) -> Fetched:
         """The offset is in remote storage only, which leaders read."""

@@ -11,11 +11,13 @@ answer out of the kernel's.
 The kernel appends without the GIL, with all its checks (`CommitKernel.c_append`).
 """
 
+from cpython.bytes cimport PyBytes_FromStringAndSize
 from libc.stdint cimport INT32_MAX, int16_t, int32_t, int64_t, uint8_t, uint32_t
 
 from kdirect.broker.plain_table cimport (
     ANSWERED, DECLINED, TOLD, PlainPartition, PlainTable, put_8, put_16, put_32, put_64, put_count,
-    put_text, request_t, take_16, take_32, take_count, take_no_tags, take_records, take_text)
+    put_bytes, put_text, request_t, take_16, take_32, take_count, take_id, take_no_tags,
+    take_records, take_text)
 from kdirect.format.layout cimport ATTRIBUTE_TRANSACTIONAL, BATCH_ATTRIBUTES
 from kdirect.log.head_read cimport log_start_of
 from kdirect.log.kernel cimport commit_result
@@ -23,7 +25,8 @@ from kdirect.log.results cimport to_python
 
 cdef enum:
     LEAST_VERSION = 3          # the first that carries record batches v2
-    HIGHEST_VERSION = 12        # the last that names topics
+    HIGHEST_VERSION = 13
+    BY_ID = 13                 # from here on topics are named by their ids
     FIXED_BYTES = 96           # of an answer, without the topic's name
 
 
@@ -42,7 +45,11 @@ cdef int answer_produce(PlainTable table, connection, request_t* r, int64_t now_
     take_32(r)  # how long to wait for other replicas
     if take_count(r) != 1:
         return DECLINED
-    length = take_text(r, &name)
+    if r.version >= BY_ID:
+        name = take_id(r)
+        length = 16
+    else:
+        length = take_text(r, &name)
     if take_count(r) != 1:
         return DECLINED
     number = take_32(r)
@@ -54,7 +61,7 @@ cdef int answer_produce(PlainTable table, connection, request_t* r, int64_t now_
         return DECLINED
     if size > BATCH_ATTRIBUTES + 1 and records[BATCH_ATTRIBUTES + 1] & ATTRIBUTE_TRANSACTIONAL:
         return DECLINED
-    place = table.find(name, length, number, False)
+    place = table.find(name, length, number, r.version >= BY_ID)
     if place is None or not table.may_append(place):
         return DECLINED
     table.reserve(FIXED_BYTES + <size_t> length)
@@ -65,8 +72,8 @@ cdef int answer_produce(PlainTable table, connection, request_t* r, int64_t now_
     table.produces += 1
     if result.error:
         table.told = table._handlers.refused_plainly(
-            connection, r.version, r.correlation_id, acks, place.partition, to_python(&result),
-            size)
+            connection, r.version, r.correlation_id, acks, place.partition,
+            PyBytes_FromStringAndSize(<const char*> name, length), to_python(&result), size)
         return TOLD
     table.appends += 1
     table.append_bytes += size
@@ -84,7 +91,10 @@ cdef void _acknowledge(PlainTable table, const request_t* r, const uint8_t* name
     if flexible:
         p = put_8(p, 0)
     p = put_count(p, 1, flexible)
-    p = put_text(p, name, length, flexible)
+    if r.version >= BY_ID:
+        p = put_bytes(p, name, 16)
+    else:
+        p = put_text(p, name, length, flexible)
     p = put_count(p, 1, flexible)
     p = put_32(p, number)
     p = put_16(p, 0)

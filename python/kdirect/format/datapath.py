@@ -2,7 +2,7 @@
 
 The two responses of the data path: record bytes of a Fetch go out as the views that the log hands
 out, never through an encoder.  Field by field these follow Kafka's FetchResponse.json (versions 4
-to 18) and ProduceResponse.json (versions 0 to 10); a test compares them with the schema-driven
+to 18) and ProduceResponse.json (versions 0 to 13); a test compares them with the schema-driven
 decoder.
 """
 
@@ -34,7 +34,8 @@ class Fetched(NamedTuple):
     Of a cluster: `preferred` is the broker where this consumer should read (version 11 and later,
     KIP-392); `diverging` the (leader epoch, end offset) from which on the fetching replica has
     other records than the leader (version 12 and later).  `aborted`: (producer id, first offset) of
-    the aborted transactions of which a consumer has to know that reads what is committed."""
+    the aborted transactions of which a consumer has to know that reads what is committed.
+    `leader`: the (broker, leader epoch) to turn to after an error, told from version 16 on."""
 
     partition: int
     error: int
@@ -46,10 +47,12 @@ class Fetched(NamedTuple):
     preferred: int = -1
     diverging: tuple[int, int] | None = None
     aborted: Sequence[tuple[int, int]] = ()
+    leader: tuple[int, int] | None = None
 
 
 class NodeEndpoint(NamedTuple):
-    """Where clients reach a broker, as Produce (version 10) names it after an error (KIP-951)."""
+    """Where clients reach a broker, as Produce (version 10) and Fetch (version 16) name it after an
+    error (KIP-951)."""
 
     node_id: int
     host: str
@@ -121,10 +124,12 @@ def fetch_response(
     committed_only: bool = False,
     *,
     session_id: int = 0,
+    nodes: Sequence[NodeEndpoint] = (),
 ) -> list[Any]:
     """The body as a list of buffers, in order.  From version 13 on topics are named by the 16 bytes
     of their ids.  The aborted transactions are a list, empty or not, for a consumer that reads what
-    is committed only, and null for others, as in Kafka."""
+    is committed only, and null for others, as in Kafka.  `nodes`: the brokers that partitions name
+    as their leaders."""
     topics = list(topics)
     out: list[Any] = []
     flexible = version >= 12
@@ -133,13 +138,7 @@ def fetch_response(
     piece = bytearray(_FETCH_HEAD.pack(0, error, session_id) if version >= 7 else _I32.pack(0))
     piece += uvarint(len(topics) + 1) if flexible else _I32.pack(len(topics))
     for name, partitions in topics:
-        text = name if version >= 13 else name.encode()
-        if version >= 13:
-            piece += text + uvarint(len(partitions) + 1)
-        elif flexible:
-            piece += uvarint(len(text) + 1) + text + uvarint(len(partitions) + 1)
-        else:
-            piece += _I16.pack(len(text)) + text + _I32.pack(len(partitions))
+        piece += _topic_head(version >= 13, flexible, name, len(partitions))
         for p in partitions:
             if version >= 5:
                 piece += _FETCH_PARTITION_V5.pack(
@@ -163,15 +162,34 @@ def fetch_response(
                 out.extend(p.buffers)
                 piece = bytearray()
             if flexible:
-                diverging = p.diverging
-                piece += _tags([(0, _DIVERGING.pack(*diverging) + b"\0")]) if diverging else b"\0"
+                has_tags = p.diverging is not None or p.leader is not None
+                piece += _fetched_tags(version, p) if has_tags else b"\0"
         if flexible:
             piece += b"\0"
     if flexible:
-        piece += b"\0"
+        piece += _node_tags(nodes) if version >= 16 and nodes else b"\0"
     if piece:
         out.append(piece)
     return out
+
+
+def _topic_head(by_id: bool, flexible: bool, name: str | bytes, partitions: int) -> bytes:
+    """How the rows of a topic begin: its name, or the bytes of its id, and how many there are."""
+    text = name.encode() if isinstance(name, str) else name
+    if by_id:
+        return text + uvarint(partitions + 1)
+    if flexible:
+        return uvarint(len(text) + 1) + text + uvarint(partitions + 1)
+    return _I16.pack(len(text)) + text + _I32.pack(partitions)
+
+
+def _fetched_tags(version: int, fetched: Fetched) -> bytes:
+    tags = []
+    if fetched.diverging is not None:
+        tags.append((0, _DIVERGING.pack(*fetched.diverging) + b"\0"))
+    if fetched.leader is not None and version >= 16:
+        tags.append((1, _LEADER.pack(*fetched.leader) + b"\0"))
+    return _tags(tags)
 
 
 def _aborted_list(aborted: Sequence[tuple[int, int]], *, flexible: bool) -> bytes:
@@ -185,18 +203,15 @@ def _aborted_list(aborted: Sequence[tuple[int, int]], *, flexible: bool) -> byte
 
 def produce_response(
     version: int,
-    topics: Sequence[tuple[str, Sequence[Produced]]],
+    topics: Sequence[tuple[str | bytes, Sequence[Produced]]],
     nodes: Sequence[NodeEndpoint] = (),
 ) -> bytes:
-    """The body.  `nodes`: the brokers that its partitions name as their leaders."""
+    """The body.  From version 13 on topics are named by the 16 bytes of their ids.  `nodes`: the
+    brokers that its partitions name as their leaders."""
     flexible = version >= 9
     out = bytearray(uvarint(len(topics) + 1) if flexible else _I32.pack(len(topics)))
     for name, partitions in topics:
-        text = name.encode()
-        if flexible:
-            out += uvarint(len(text) + 1) + text + uvarint(len(partitions) + 1)
-        else:
-            out += _I16.pack(len(text)) + text + _I32.pack(len(partitions))
+        out += _topic_head(version >= 13, flexible, name, len(partitions))
         for p in partitions:
             if version >= 5:
                 out += _PRODUCED_V5.pack(

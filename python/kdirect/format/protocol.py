@@ -355,11 +355,10 @@ class Api(NamedTuple):
 
 
 # The highest version of each API that we speak, where it is not the highest that the schemas know:
-# Produce, OffsetCommit and OffsetFetch up to the last that names topics (later ones use topic ids),
+# OffsetCommit and OffsetFetch up to the last that names topics (later ones use topic ids),
 # ListOffsets up to the last without tiered-storage sentinels of KIP-1023, WriteTxnMarkers,
 # InitProducerId and DescribeLogDirs up to Kafka 4.1's.
 _HIGHEST = {
-    "Produce": 12,
     "ListOffsets": 10,
     "OffsetCommit": 9,
     "OffsetFetch": 9,
