@@ -107,6 +107,13 @@ METRICS: tuple[Metric, ...] = (
         "log",
         "Transactions that were begun in the log and have no marker yet.",
     ),
+    Metric(
+        "log_late_transactions",
+        "partitions",
+        "log",
+        "Partitions with a transaction whose producer has been silent there for five minutes more"
+        " than transaction.max.timeout.ms. It hangs; `kafka-transactions.sh abort` ends it.",
+    ),
     Metric("log_flushes", "fsyncs", "log", "Times that a partition was flushed to disk."),
     Metric("log_rolls", "segments", "log", "Heads that were sealed and replaced."),
     Metric("log_head_growths", "steps", "log", "Times that a head was enlarged."),

@@ -89,6 +89,46 @@ def values(broker, count: int, isolation: str) -> list[str]:
     return out
 
 
+def test_a_transaction_that_hangs_is_counted(broker, monkeypatch):
+    """Five minutes after the longest that a transaction may take (KIP-664)."""
+    c = Coordinator(broker)
+    longest_ms = broker.server.config["transaction.max.timeout.ms"] + 300_000
+    for producer, age_ms in ((1, longest_ms + 60_000), (2, longest_ms - 60_000)):
+        monkeypatch.setitem(globals(), "NOW", int(time.time() * 1000) - age_ms)
+        c.write(producer, "open")
+    assert broker.statistics()["log_late_transactions"] == 1
+    c.end(2, commit=True)
+    assert broker.statistics()["log_late_transactions"] == 1
+    c.end(1, commit=False)
+    assert broker.statistics()["log_late_transactions"] == 0
+
+
+def test_a_lookup_by_time_ends_at_the_last_stable_offset(broker, raw):
+    """As in Kafka: a reader of committed records is told of none that it may not read yet."""
+    c = Coordinator(broker)
+    c.write(1, "plain", transactional=False)
+    c.write(2, "open")
+    connection = raw()
+
+    def found(timestamp: int, committed: bool) -> int:
+        request = build(
+            p.ListOffsetsRequest,
+            isolation_level=int(committed),
+            topics=[{"name": "t", "partitions": [{"partition_index": 0, "timestamp": timestamp}]}],
+        )
+        (topic,) = connection.call(request, version=7).topics
+        assert topic.partitions[0].error_code == 0
+        return topic.partitions[0].offset
+
+    newest, largest = c.partition.largest_timestamp()[1], -3
+    assert found(0, committed=True) == found(0, committed=False) == 0
+    c.partition.delete_records(1)
+    assert [found(t, committed=False) for t in (0, newest, largest)] == [1, 1, 1]
+    assert [found(t, committed=True) for t in (0, newest, largest)] == [-1, -1, -1]
+    end = c.end(2, commit=True)
+    assert [found(t, committed=True) for t in (0, newest)] == [1, 1] and end == 2
+
+
 def fetch(raw, offset: int, version: int = 11, *, committed: bool = True, wait_ms: int = 0):
     one = {"partition": 0, "fetch_offset": offset, "partition_max_bytes": 1 << 20}
     request = build(

@@ -47,6 +47,7 @@ from kdirect.wire.environment import SYSTEM, Environment
 log = logging.getLogger("kdirect.broker")
 
 STOP_GRACE_SECONDS = 5.0
+LATE_TRANSACTION_MS = 300_000  # as in Kafka: what a transaction may take longer than the longest
 
 
 class BrokerServer:
@@ -537,6 +538,10 @@ class BrokerServer:
             "broker_groups": len(self.groups.coordinator.groups),
         }
         out.update(self.logs.statistics())
+        late_ms = self.config["transaction.max.timeout.ms"] + LATE_TRANSACTION_MS
+        out["log_late_transactions"] = self.logs.late_transactions(
+            self.environment.time_ms() - late_ms
+        )
         out.update(self.cleaner.statistics())
         if self.member is not None:
             out.update(self.member.statistics())

@@ -163,6 +163,24 @@ def unstable_transactions(CommitKernel kernel):
         free(copy)
 
 
+def has_late_transaction(CommitKernel kernel, int64_t before_ms):
+    """Is a transaction open whose producer has appended nothing here since `before_ms`?"""
+    cdef kernel_state* s = <kernel_state*> kernel._state
+    cdef const producer_state* known
+    cdef bint late = False
+    cdef uint32_t i
+    with nogil:
+        pthread_mutex_lock(&s.lock)
+        for i in range(s.transactions_count):
+            if s.transactions[i].marker == -1:
+                known = find_producer(&s.producers, s.transactions[i].producer_id)
+                if known != NULL and known.last_time_ms < before_ms:
+                    late = True
+                    break
+        pthread_mutex_unlock(&s.lock)
+    return late
+
+
 cdef uint32_t _first_at(const kernel_state* s, int64_t offset) noexcept nogil:
     """The first entry of the aborted index whose marker is at `offset` or above."""
     cdef uint32_t low = 0, high = s.aborted_count, middle

@@ -43,6 +43,7 @@ from kdirect.log.directories import (
     tiered_topics,
 )
 from kdirect.log.kernel_producers import expire_producers
+from kdirect.log.kernel_transactions import has_late_transaction
 from kdirect.log.partition import Partition
 from kdirect.log.recovery import load_partition
 from kdirect.log.remote_rules import refuse_tiered, refuse_without_system
@@ -572,6 +573,10 @@ class LogManager:
 
     def _each(self) -> list[Partition]:
         return list(self.partitions.values())
+
+    def late_transactions(self, before_ms: int) -> int:
+        """In how many partitions a transaction is open whose producer is silent since then."""
+        return sum(has_late_transaction(p.kernel, before_ms) for p in self._each())
 
     def statistics(self) -> dict[str, int]:
         """Sums over all partitions; see the metrics of room `log`."""
