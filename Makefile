@@ -106,6 +106,12 @@ group-schedules: install ## Run seeded schedules of consumer groups, by the rule
 	PYTHONPATH=$(CURDIR) $(BIN)/python -m tests.broker.group_schedules \
 		--first $(or $(SEED),0) --schedules $(or $(COUNT),5000)
 
+.PHONY: api-fuzz
+api-fuzz: install ## Send a broker frames of every API that are random, cut, damaged or too
+## large, and look whether others are served; COUNT=100000, SEED=n
+	KDIRECT_FRAMES=$(or $(COUNT),100000) KDIRECT_SEED="$(SEED)" \
+		$(BIN)/pytest --timeout 0 tests/broker/test_api_fuzz.py $(ARGS)
+
 .PHONY: commit-schedules
 commit-schedules: install ## Run seeded schedules of offset commits by WRITEs;
 ## COUNT=5000, SEED=n
