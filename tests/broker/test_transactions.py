@@ -190,6 +190,22 @@ def test_an_empty_transaction_is_aborted_with_a_new_epoch() -> None:
     assert desk.ask("end", "x", 7, 2, True, 2).code == E.INVALID_TXN_STATE
 
 
+def test_the_end_of_the_next_transaction_waits_for_the_markers_of_this_one() -> None:
+    """Its producer knows the epoch that comes next, and may abort before it has sent anything."""
+    desk = Desk()
+    desk.ask("init", "x", 1000, None)
+    desk.ask("add", "x", 7, 0, [T0], 2)
+    write = desk.machine.end("x", 7, 0, True, 2, desk.now)
+    assert isinstance(write, machine.Write) and write.reply == Reply(0, 7, 1)
+    markers = desk.machine.written(write)
+    assert markers is not None
+    assert desk.ask("end", "x", 7, 1, False, 2).code == E.CONCURRENT_TRANSACTIONS
+    done = desk.machine.complete(markers, desk.now)
+    assert done is not None
+    desk.machine.written(done)
+    assert desk.ask("end", "x", 7, 1, False, 2) == Reply(0, 7, 2)
+
+
 def test_what_takes_too_long_is_aborted() -> None:
     desk = Desk()
     desk.ask("init", "x", 1000, None)

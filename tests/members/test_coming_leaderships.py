@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
+
 from kdirect.broker.coming_leaderships import HOLD_S, ComingLeaderships
 from kdirect.cluster.election import Partition as Picture
 from kdirect.cluster.image import Image, Topic
@@ -54,10 +56,12 @@ def idempotent(sequence: int) -> bytes:
 
 
 class Pipeline:
-    """A producer that sends batches without waiting for answers."""
+    """A producer that sends batches without waiting for answers; with a transactional id in its
+    requests, if one is given."""
 
-    def __init__(self, broker: Any) -> None:
+    def __init__(self, broker: Any, transactional_id: str | None = None) -> None:
         self.broker = broker
+        self.transactional_id = transactional_id
         self.connection = Raw(broker.bootstrap_servers, timeout_s=30)
 
     def send(self, *sequences: int, timeout_ms: int = 30_000) -> None:
@@ -65,9 +69,13 @@ class Pipeline:
         requests = self.broker.server.counters.requests
         before = requests["Produce"]
         for sequence in sequences:
-            self.connection.send(
-                produce_request(T0, idempotent(sequence), timeout_ms=timeout_ms), 10
+            request = produce_request(
+                T0,
+                idempotent(sequence),
+                timeout_ms=timeout_ms,
+                transactional_id=self.transactional_id,
             )
+            self.connection.send(request, 10)
         wait_until(lambda: requests["Produce"] == before + len(sequences), "they came")
 
     def receive(self) -> Any:
@@ -79,13 +87,16 @@ def the_second_is_to_lead(ours: list[Any]) -> None:
     wait_until(lambda: partition_row(ours[1], T0).leader_id == 2, "it is named as the leader")
 
 
-def test_batches_that_come_before_a_leader_begins_are_appended_in_order(brokers: Any) -> None:
+@pytest.mark.parametrize("transactional_id", [None, "x"])
+def test_batches_that_come_before_a_leader_begins_are_appended_in_order(
+    brokers: Any, transactional_id: str | None
+) -> None:
     """A batch that was refused here parted the pipeline: the next one was OUT_OF_ORDER."""
     ours = brokers(2)
     led_by_the_first(ours)
     with beginning_late(ours[1]) as begin:
         the_second_is_to_lead(ours)
-        producer = Pipeline(ours[1])
+        producer = Pipeline(ours[1], transactional_id)
         producer.send(0, 1)
         begin()
         producer.send(2)

@@ -82,12 +82,17 @@ def produce(
 
 
 def produce_request(
-    tp: TopicPartition, records: bytes = RECORD, *, acks: int = -1, timeout_ms: int = 10_000
+    tp: TopicPartition,
+    records: bytes = RECORD,
+    *,
+    acks: int = -1,
+    timeout_ms: int = 10_000,
+    transactional_id: str | None = None,
 ) -> Any:
     data = [{"index": tp.partition, "records": records}]
     return build(
         p.ProduceRequest,
-        transactional_id=None,
+        transactional_id=transactional_id,
         acks=acks,
         timeout_ms=timeout_ms,
         topic_data=[{"name": tp.topic, "partition_data": data}],

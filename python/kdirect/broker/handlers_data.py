@@ -209,14 +209,15 @@ class DataHandlers(FetchHandlers):
                 return
             append.size = len(records)
             if append.transaction is not None and self.checks.holds(partition, records):
-                self._wait_for(append, records, None)
+                self._wait_for(append, name, records, None)
                 return
             appender = self._services.appender
             result = appender.append_nowait(partition, records, arrival.at_ms)
             if result is None:
-                self._wait_for(append, records, appender.append(partition, records, arrival.at_ms))
+                appended = appender.append(partition, records, arrival.at_ms)
+                self._wait_for(append, name, records, appended)
             elif result.error == UNVERIFIED_TRANSACTION and append.transaction is not None:
-                self._wait_for(append, records, None)
+                self._wait_for(append, name, records, None)
             else:
                 self._appended(append, result)
         except Exception as e:
@@ -224,31 +225,38 @@ class DataHandlers(FetchHandlers):
                 self._append_failed(append, name, e)
 
     def _wait_for(
-        self, append: OneAppend, records: Any, appended: asyncio.Future[Any] | None
+        self, append: OneAppend, name: str, records: Any, appended: asyncio.Future[Any] | None
     ) -> None:
         """The kernel's answer comes later, by `appended`, or, None, once the coordinator of the
-        transaction was asked."""
+        transaction was asked.  A batch of a transaction whose partition is not known yet, see
+        `_held`, is appended after `appended`."""
         if append.transaction is None:
             append.pending = appended
             return
-        batch = bytes(records)
-        verify = partial(self._verified, append, batch, append.transaction, appended)
-        append.pending = self.checks.in_turn(append.partition, batch, verify)
+        batch, held = bytes(records), append.partition is None
+        verify = partial(self._verified, append, batch, append.transaction, held, appended)
+        tp = TopicPartition(name, append.index)
+        append.pending = self.checks.in_turn(tp, batch, verify)
 
     async def _verified(
         self,
         append: OneAppend,
         batch: bytes,
         transaction: tuple[str, int],
+        held: bool,
         appended: asyncio.Future[Any] | None,
         before: asyncio.Future[Any] | None,
     ) -> Any:
         """The kernel's answer to batches of a transaction, which is asked about where the log has
         not been told of it; after `before`, see `TransactionChecks.in_turn`."""
+        if held:
+            assert appended is not None
+            await appended  # until this broker leads the partition
         partition = append.partition
         assert partition is not None
         if before is not None:
             await asyncio.wait([before])
+        if held or before is not None:
             now_ms = self._services.environment.time_ms()
             appended = self._services.appender.append(partition, batch, now_ms)
         if appended is not None:

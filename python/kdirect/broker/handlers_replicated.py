@@ -119,7 +119,7 @@ class ReplicatedDataHandlers(DataHandlers):
         if not self.coming.hold(tp, arrival.connection, arrival.timeout_ms / 1000, go_on):
             return False
         append.size = len(records)
-        self._wait_for(append, records, pending)
+        self._wait_for(append, name, records, pending)
         return True
 
     def _go_on(
@@ -130,11 +130,15 @@ class ReplicatedDataHandlers(DataHandlers):
         pending: asyncio.Future[Any],
         error: BaseException | None,
     ) -> None:
-        """An append that has waited for this broker to lead is made now, or fails."""
+        """An append that has waited for this broker to lead is made now, or fails; one of a
+        transaction may be made."""
         try:
             if error is not None:
                 raise error
             append.partition = partition = self._to_append(append, name)
+            if append.transaction is not None:  # `_verified` appends it, in the producer's order
+                resolve(pending, None, None)
+                return
             now_ms = self._services.environment.time_ms()
             appended = self._services.appender.append(partition, records, now_ms)
         except Exception as e:

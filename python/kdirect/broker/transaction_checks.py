@@ -84,7 +84,7 @@ class TransactionChecks:
 
     def in_turn(
         self,
-        partition: Partition,
+        partition: TopicPartition,
         batch: bytes,
         append: Callable[[asyncio.Future[Any] | None], Coroutine[Any, Any, Any]],
     ) -> asyncio.Task[Any]:
@@ -93,7 +93,7 @@ class TransactionChecks:
         producer_id = -1
         if len(batch) >= _PRODUCER_AT + _PRODUCER.size:
             producer_id, _, _ = _PRODUCER.unpack_from(batch, _PRODUCER_AT)
-        key = (partition.topic_partition, producer_id)
+        key = (partition, producer_id)
         task = asyncio.ensure_future(append(self._turns.get(key)))
         self._turns[key] = task
 

@@ -260,7 +260,8 @@ class Transactions:
         if (epoch != old.epoch or epoch > LAST_EPOCH) and not repeated:
             return Reply(ErrorCode.PRODUCER_FENCED)
         if old.version >= EPOCH_BUMPS and old.state in _PREPARED and not repeated:
-            return Reply(ErrorCode.PRODUCER_FENCED)  # of the next transaction, before it can be
+            # Of the next transaction, which its producer aborts before this one has its markers.
+            return Reply(ErrorCode.CONCURRENT_TRANSACTIONS)
         if entry.pending is not None:
             return Reply(ErrorCode.CONCURRENT_TRANSACTIONS)
         if old.state is State.ONGOING:
