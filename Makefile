@@ -100,6 +100,12 @@ cluster-schedules: install ## Run seeded schedules of replicas, of the rules and
 	PYTHONPATH=$(CURDIR) $(BIN)/python -m tests.replication.run --cores \
 		--first $(or $(SEED),0) --schedules $(or $(COUNT),100000)
 
+.PHONY: committed-schedules
+committed-schedules: install ## Run seeded schedules of one-sided readers of committed records;
+## COUNT=1000 of each case, SEED=the first one
+	KDIRECT_SCHEDULES=$(or $(COUNT),1000) KDIRECT_SEED=$(or $(SEED),0) $(BIN)/pytest -q \
+		tests/simulation/test_committed.py
+
 .PHONY: group-schedules
 group-schedules: install ## Run seeded schedules of consumer groups, by the rules alone;
 ## COUNT=5000, SEED=the first one

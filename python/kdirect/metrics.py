@@ -528,6 +528,13 @@ METRICS: tuple[Metric, ...] = (
         "Slot READs repeated because the slot was being updated.",
     ),
     Metric(
+        "aborted_reads",
+        "requests",
+        "consumer",
+        "READs of lists of aborted transactions, with read_committed.",
+    ),
+    Metric("aborted_batches", "batches", "consumer", "Batches that it left out by these lists."),
+    Metric(
         "access_requests", "requests", "consumer", "Requests of a consumer for access to files."
     ),
     Metric("buffer_bytes", "bytes", "consumer", "READ buffers that a consumer holds."),
@@ -554,6 +561,13 @@ METRICS: tuple[Metric, ...] = (
         "reader",
         "Slot READs repeated because the slot was being updated.",
     ),
+    Metric(
+        "aborted_reads",
+        "requests",
+        "reader",
+        "READs of lists of aborted transactions, with read_committed.",
+    ),
+    Metric("aborted_batches", "batches", "reader", "Batches that it left out by these lists."),
     Metric("access_requests", "requests", "reader", "Its requests for access to files."),
     Metric(
         "buffer_bytes",

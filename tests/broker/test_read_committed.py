@@ -8,58 +8,14 @@ import time
 
 import confluent_kafka
 import pytest
-from confluent_kafka import admin as confluent_admin
 
 import kdirect
 from kdirect.format import protocol as p
 from kdirect.format.error_codes import ErrorCode
 from kdirect.format.schema import build
-from kdirect.log.kernel_transactions import admit_transaction, begin_verification, marker_batch
-from kdirect.model import TopicPartition
+from tests.broker.played_coordinator import TP, Coordinator
 from tests.log.conftest import make_batch
 from tests.support import wait_until
-
-TP = TopicPartition("t", 0)
-NOW = int(time.time() * 1000)
-
-
-class Coordinator:
-    """Producers with transactions on the one partition of a broker in this process."""
-
-    def __init__(self, broker) -> None:
-        client = confluent_admin.AdminClient({"bootstrap.servers": broker.bootstrap_servers})
-        client.create_topics([confluent_admin.NewTopic("t", 1, 1)])["t"].result(10)
-        self.broker = broker
-        self.partition = broker.server.logs.partitions[TP]
-        self.sequences: dict[int, int] = {}
-
-    def write(self, producer: int, text: str, *, transactional: bool = True) -> int:
-        sequence = self.sequences.get(producer, 0)
-        kernel = self.partition.kernel
-        if transactional:
-            _, ticket = begin_verification(kernel, producer, 0, sequence, NOW)
-            assert ticket == 0 or admit_transaction(kernel, producer, 0, ticket)
-        data = make_batch(
-            1,
-            value_bytes=len(text),
-            fill=text.encode(),
-            producer_id=producer,
-            producer_epoch=0,
-            sequence=sequence,
-            transactional=transactional,
-        )
-        self.sequences[producer] = sequence + 1
-        result = self.partition.append(data, NOW)
-        assert result.error == 0
-        self.broker.server.waiters.notify_from_thread(TP)
-        return result.base_offset
-
-    def end(self, producer: int, *, commit: bool) -> int:
-        batch = marker_batch(producer, 0, 0, commit, NOW)
-        result = self.partition.append_marker(batch, NOW)
-        assert result.error == 0
-        self.broker.server.waiters.notify_from_thread(TP)
-        return result.base_offset
 
 
 def values(broker, count: int, isolation: str) -> list[str]:

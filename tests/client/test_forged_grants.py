@@ -73,6 +73,24 @@ def test_a_forged_read_grant_concerns_its_partition_alone(session, monkeypatch, 
 
 @pytest.mark.parametrize(
     ("field", "value"),
+    [("aborted_length", 0), ("aborted_length", 8), ("aborted_length", 1 << 40),
+     ("aborted_length", -1), ("aborted_address", -8), ("aborted_address", 4),
+     ("aborted_rkey", -1), ("aborted_rkey", 1 << 32)],
+)  # fmt: skip
+def test_a_forged_list_of_aborted_transactions_is_refused(session, monkeypatch, field, value):
+    settings = {**session.settings, "isolation.level": "read_committed"}
+    with kdirect.Consumer(settings) as consumer:
+        with monkeypatch.context() as forging:
+            forge(forging, "consume_access", field, value, B)
+            with pytest.raises(ProtocolError, match="the broker granted") as told:
+                consumer.assign({A: 0, B: 0})
+            assert told.value.topic_partition == B
+        consumer.resume([B])
+        assert len(list(islice(iter(lambda: consumer.poll(20), None), 20))) == 20
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
     [("slot_count", 0), ("slot_count", FAR), ("slot_address", -4096), ("slot_rkey", 1 << 32)],
 )
 def test_a_forged_slot_region_is_refused(session, monkeypatch, field, value):

@@ -151,3 +151,26 @@ def test_a_broker_that_hangs_holds_nobody_up(racks: Racks) -> None:
             read_at(racks.leader)
         finally:
             racks.cluster.resume(racks.near)
+
+
+def test_committed_records_are_read_in_the_memory_of_the_near_replica(racks):
+    """A replica that follows keeps the lists of aborted transactions, too."""
+    expected, settings = [], {"bootstrap.servers": racks.servers, "transactional.id": "x", **FAST}
+    with kdirect.Producer(settings) as producer:
+        producer.init_transactions(60)
+        for i in range(12):
+            producer.begin_transaction()
+            producer.produce(TP.topic, b"%d" % i, partition=0)
+            if i % 3:
+                producer.abort_transaction(60)
+            else:
+                producer.commit_transaction(60)
+                expected.append(i)
+    more = {"transport": "shm", "isolation.level": "read_committed"}
+    with kdirect.Consumer(racks.settings(**more)) as consumer:
+        consumer.assign({TP: 0})
+        got = [int(message.value()) for message in consumer.consume(len(expected), 30)]
+        assert consumer.consume(1, 0.3) == [] and got == expected
+        assert racks.read_at(consumer) == racks.near
+        figures = consumer.statistics()
+    assert figures["aborted_batches"] == 8 and figures.get("fetched_bytes", 0) == 0

@@ -44,6 +44,23 @@ def committed(servers: str, count: int) -> list[bytes]:
         consumer.close()
 
 
+def committed_by_reads(servers: str, count: int) -> list[bytes]:
+    """The same by one-sided READs of the leaders' memory."""
+    settings = {
+        "bootstrap.servers": servers,
+        "isolation.level": "read_committed",
+        "transport": "shm",
+        "poll.spin.us": 0,
+    }
+    with kdirect.Consumer(settings) as consumer:
+        consumer.assign({kdirect.TopicPartition("out", i): 0 for i in range(3)})
+        found = consumer.consume(count, 20)
+        found += consumer.consume(100, 0.5)
+        figures = consumer.statistics()
+    assert figures["aborted_batches"] > 0 and figures.get("fetched_bytes", 0) == 0
+    return sorted(m.value() for m in found)
+
+
 def _coordinator(servers: str, name: str, cluster: Any) -> int:
     """The broker that leads the partition of a transactional id."""
     admin = AdminClient({"bootstrap.servers": servers})
@@ -77,3 +94,4 @@ def test_a_transaction_outlives_its_coordinator() -> None:
         made.flush(20)
         made.abort_transaction(30)
         assert committed(servers, len(sent)) == sorted(sent)
+        assert committed_by_reads(servers, len(sent)) == sorted(sent)

@@ -74,7 +74,7 @@ class Control:
         )
 
     def version_for(self, message: Any) -> int:
-        return 1
+        return 3
 
 
 class SimAsked:

@@ -175,6 +175,23 @@ class Topics:
         assert producer.flush(30) == 0
         assert not errors, errors[:3]
 
+    def transact(self, name: str, transactions) -> None:
+        """Write transactions of one record each to partition 0: (value, is it committed?)."""
+        from confluent_kafka import Producer
+
+        producer = Producer({
+            "bootstrap.servers": self.address, "transactional.id": name, "log_level": 0,
+        })  # fmt: skip
+        producer.init_transactions(30)
+        for value, commits in transactions:
+            producer.begin_transaction()
+            producer.produce(name, value, partition=0)
+            if commits:
+                producer.commit_transaction(30)
+            else:
+                producer.flush(30)
+                producer.abort_transaction(30)
+
     def consume(self, name: str, partitions: int) -> list[tuple]:
         """(partition, offset, key, value, timestamp_ms, headers) of everything in the topic, by
         confluent-kafka."""

@@ -315,3 +315,17 @@ def test_records_that_vanish_between_planning_and_reading(broker, topics, transp
     ):
         read("true", 70, 100)
     assert read("false", 70, 100) == []
+
+
+@pytest.mark.parametrize("option", ["kafka__isolation__level", "isolation__level"])
+def test_committed_records_alone_by_reads(read, topics, tmp_path, option):
+    """What was aborted is left out by one-sided READs; without the option it is read, too, as by
+    Spark's Kafka connector."""
+    name = topics.create()
+    topics.transact(name, [(b"%d" % i, i % 3 == 0) for i in range(12)])
+    df = read(name, **{option: "read_committed"}, taskStatisticsDir=str(tmp_path))
+    assert sorted(int(bytes(r.value)) for r in df.collect()) == [0, 3, 6, 9]
+    assert read(name).count() == 12
+    (told,) = [json.loads(line) for f in tmp_path.iterdir() for line in f.read_text().splitlines()]
+    assert told["transport"] == "shm" and told["reads"] > 0 and not told.get("fetched_bytes")
+    assert told["aborted_batches"] == 8

@@ -564,3 +564,27 @@ def test_polling_and_micro_batches_ask_the_broker_next_to_nothing(
         assert requests()["OpenQueuePair"] - opened <= 1
         query.stop()
     assert sink.values == values(0, 80)
+
+
+def test_a_stream_of_committed_records_ends_before_an_open_transaction(
+    read_stream, topics, sink, checkpoint
+):
+    """A micro-batch goes up to the last stable offset, and the next one on from there."""
+    from confluent_kafka import Producer
+
+    name = topics.create()
+    options = {"startingOffsets": "earliest", "kafka__isolation__level": "read_committed"}
+    topics.transact(name, [(b"a", True), (b"gone", False), (b"b", True)])
+    held = Producer({
+        "bootstrap.servers": topics.address, "transactional.id": f"{name} held", "log_level": 0,
+    })  # fmt: skip
+    held.init_transactions(30)
+    held.begin_transaction()
+    held.produce(name, b"held", partition=0)
+    held.flush(30)
+    topics.transact(name, [(b"c", True), (b"gone too", False)])
+    run(read_stream(name, **options), sink, checkpoint)
+    assert sink.values == [b"a", b"b"]
+    held.commit_transaction(30)
+    run(read_stream(name, **options), sink, checkpoint)
+    assert sink.values == [b"a", b"b", b"c", b"held"]

@@ -16,6 +16,7 @@ from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from kdirect.broker.slices import Slices
 from kdirect.errors import RefusedError
 from kdirect.format import layout
 from kdirect.log.partition import Partition
@@ -53,6 +54,16 @@ class WrittenFile(Protocol):
         """The keys of a producer that was inside a copy when it left."""
 
 
+class AbortedList(Protocol):
+    """What a grant needs of the list of aborted transactions beside its file
+    (`kdirect.broker.aborted_regions`)."""
+
+    region: Any
+
+    def give_back(self, deregister: Callable[[Any], None]) -> None:
+        """The grant has ended; `deregister` ends a key."""
+
+
 @dataclass(eq=False, slots=True)
 class Grant:
     """One file granted to one client.  A produce grant whose head has ended keeps only the key of
@@ -65,6 +76,7 @@ class Grant:
     segment: Segment | None  # None: the partition has no head file yet, or the grant has ended
     region: Any = None
     slot_index: int = -1
+    aborted: AbortedList | None = None  # beside the file
     staging: Any = None  # produce: region of the acknowledgements being sent
     word: Any = None  # produce, shared: region of the word
     head_access: WrittenFile | None = None  # produce
@@ -100,6 +112,10 @@ class Peer:
     ending: threading.Lock = field(default_factory=threading.Lock)  # see `QueuePairs.end`
     # Shared heads that it left while it was inside a copy into them.
     leaving: set[WrittenFile] = field(default_factory=set)
+    slices: Slices = field(init=False)  # small memory that the client READs
+
+    def __post_init__(self) -> None:
+        self.slices = Slices(self.domain)
 
     @property
     def pins(self) -> bool:

@@ -4,8 +4,9 @@ Owns: opening files for readers on a thread, granting them on the event loop, an
 What may not enter: queue pairs (`kdirect.broker.queue_pairs`), write access
 (`kdirect.broker.produce_access`).
 
-Memory: a grant holds its segment (`SegmentSource.grant`) from grant to release.  A client's slot
-region belongs to the client's `Peer` and outlives its attachment to any kernel.  Regions and slots
+Memory: a grant holds its segment (`SegmentSource.grant`) from grant to release, and so it does the
+file's list of aborted transactions (`kdirect.broker.aborted_regions`).  A client's slot region
+belongs to the client's `Peer` and outlives its attachment to any kernel.  Regions, lists and slots
 are remote-read only.
 
 All methods run on the broker's event loop, except where said.
@@ -21,6 +22,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
+from kdirect.broker.aborted_regions import (
+    AbortedRegion,
+    region_beside_slot,
+    region_of_finished,
+)
 from kdirect.broker.failures import explain
 from kdirect.broker.files import FileThreads
 from kdirect.broker.grants import Grant, GrantTable, Peer
@@ -57,11 +63,19 @@ class OpenedFile:
     position: int = 0  # of the batch that holds `wanted`
     base: int = -1  # its base offset
     region: Any = None
+    aborted: AbortedRegion | None = None  # for who reads committed records
 
     @property
     def segment(self) -> Segment | None:
         """The segment whose file it is."""
         return self.location.owner if self.location is not None else None
+
+
+class Wish(NamedTuple):
+    """How a client reads: also where this broker only follows, and committed records only."""
+
+    of_replica: bool
+    committed_only: bool
 
 
 class SlotValues(NamedTuple):
@@ -109,11 +123,11 @@ class ReadAccess:
             if finished is not None and not finished.is_produce:
                 self.release(finished)
         granted: list[dict[str, Any]] = []
-        of_replica: bool = request.of_replica
-        opened = deque(await self._opened(peer, request.partitions, of_replica))
+        wish = Wish(request.of_replica, request.committed_only)
+        opened = deque(await self._opened(peer, request.partitions, wish))
         try:
             for target in request.partitions:
-                granted.append(await self._answer_one(peer, target, opened.popleft(), of_replica))
+                granted.append(await self._answer_one(peer, target, opened.popleft(), wish))
         finally:
             for file in opened:  # the client is gone
                 self._close_file(file)
@@ -126,13 +140,14 @@ class ReadAccess:
         )
 
     async def _opened(
-        self, peer: Peer, targets: Sequence[Any], of_replica: bool
+        self, peer: Peer, targets: Sequence[Any], wish: Wish
     ) -> list[OpenedFile | KdirectError]:
         """`_open_files` on a thread; what it opens for a client that goes meanwhile is closed."""
-        found = [(target, self._find(target, of_replica)) for target in targets]
+        found = [(target, self._find(target, wish.of_replica)) for target in targets]
+        committed = wish.committed_only
         if self._files is None:
-            return self._open_files(peer, found)
-        task = asyncio.ensure_future(self._files.read(self._open_files, peer, found))
+            return self._open_files(peer, found, committed)
+        task = asyncio.ensure_future(self._files.read(self._open_files, peer, found, committed))
         try:
             return await asyncio.shield(task)  # type: ignore[no-any-return]
         except asyncio.CancelledError:
@@ -151,7 +166,7 @@ class ReadAccess:
             self._close_file(file)
 
     async def _answer_one(
-        self, peer: Peer, target: Any, file: OpenedFile | KdirectError, of_replica: bool
+        self, peer: Peer, target: Any, file: OpenedFile | KdirectError, wish: Wish
     ) -> dict[str, Any]:
         """The fields of a ConsumeGrant for one partition.  A file that is not the right one any
         more is opened again."""
@@ -160,10 +175,10 @@ class ReadAccess:
             for _ in range(MOST_OPENINGS):
                 if isinstance(file, KdirectError):
                     raise file
-                granted = self._grant_file(peer, file, of_replica)
+                granted = self._grant_file(peer, file, wish.of_replica)
                 if granted is not None:
                     return granted
-                (file,) = await self._opened(peer, [target], of_replica)
+                (file,) = await self._opened(peer, [target], wish)
             self._close_file(file)
             raise RefusedError(
                 ErrorCode.UNKNOWN_SERVER_ERROR,
@@ -181,7 +196,10 @@ class ReadAccess:
     # it, take their time.
 
     def _open_files(
-        self, peer: Peer, targets: Sequence[tuple[Any, Partition | KdirectError]]
+        self,
+        peer: Peer,
+        targets: Sequence[tuple[Any, Partition | KdirectError]],
+        committed_only: bool,
     ) -> list[OpenedFile | KdirectError]:
         out: list[OpenedFile | KdirectError] = []
         for target, partition in targets:
@@ -189,7 +207,7 @@ class ReadAccess:
                 out.append(partition)
                 continue
             try:
-                out.append(self._open_file(peer, partition, target.offset))
+                out.append(self._open_file(peer, partition, target.offset, committed_only))
             except KdirectError as e:
                 out.append(e)
             except Exception as e:
@@ -202,7 +220,9 @@ class ReadAccess:
                 )
         return out
 
-    def _open_file(self, peer: Peer, partition: Partition, offset: int) -> OpenedFile:
+    def _open_file(
+        self, peer: Peer, partition: Partition, offset: int, committed_only: bool
+    ) -> OpenedFile:
         self._listen(partition)
         wanted = _readable(partition, offset)
         head = partition.head
@@ -224,10 +244,12 @@ class ReadAccess:
                 file.position, file.base = source.locate(wanted)
             if not with_slot or offset != LATEST_OFFSET:
                 file.region = _register(peer, location)
+                if committed_only:
+                    file.aborted = _aborted_beside(peer, file)
             return file
         except BaseException:
             self._grants.opening.discard(file)
-            location.release()
+            _close_region(file.region, location.release)
             raise
 
     # On the event loop again.
@@ -236,6 +258,8 @@ class ReadAccess:
         """Give back a file that is not granted."""
         if not isinstance(file, KdirectError) and file.location is not None:
             self._grants.opening.discard(file)
+            if file.aborted is not None:
+                file.aborted.give_back(self._grants.deregister)
             self._background(partial(_close_region, file.region, file.location.release))
 
     def _grant_file(self, peer: Peer, file: OpenedFile, of_replica: bool) -> dict[str, Any] | None:
@@ -264,7 +288,7 @@ class ReadAccess:
         except RefusedError:
             self._close_file(file)
             raise
-        grant.region = file.region
+        grant.region, grant.aborted = file.region, file.aborted
         self._grants.opening.discard(file)
         try:
             fields = self._with_slot(grant, file) if file.with_slot else _sealed_fields(file)
@@ -296,7 +320,8 @@ class ReadAccess:
         peer.slots[grant.slot_index] = partition.topic_partition
         address = peer.slot_address(grant.slot_index)
         expected = segment.base_offset if segment is not None else None
-        if not partition.kernel.attach_slot(address, grant.file_id, expected):
+        place = file.aborted.place if file.aborted is not None else None
+        if not partition.kernel.attach_slot(address, grant.file_id, expected, aborted=place):
             return None
         slot = _read_slot(peer.slot_memory, grant.slot_index)
         moved_on = not partition.is_current(segment) or (
@@ -330,6 +355,9 @@ class ReadAccess:
             _clear_slot(grant.peer.slot_memory, grant.slot_index)
             grant.peer.give_back_slot(grant.slot_index)
             grant.slot_index = -1
+        aborted, grant.aborted = grant.aborted, None
+        if aborted is not None:
+            aborted.give_back(self._grants.deregister)
         segment, grant.segment = grant.segment, None
         if segment is not None:
             self._background(partial(_close_region, grant.region, segment.release))
@@ -344,7 +372,11 @@ def _refused(code: int, message: str) -> dict[str, Any]:
 def _grant_fields(grant: Grant) -> dict[str, Any]:
     """What a ConsumeGrant says of the file and the key to it."""
     region, partition = grant.region, grant.partition
+    aborted = grant.aborted.region if grant.aborted is not None else None
     return {
+        "aborted_rkey": aborted.rkey if aborted is not None else 0,
+        "aborted_address": aborted.address if aborted is not None else 0,
+        "aborted_length": aborted.length if aborted is not None else 0,
         "file_id": grant.file_id,
         "rkey": region.rkey if region is not None else 0,
         "address": region.address if region is not None else 0,
@@ -391,6 +423,16 @@ def _register(peer: Peer, at: FileExtent) -> Any:
     # READ it; the log appends past what they may read, and never changes what is committed.
     memory = Memory.wrap(at.fd, at.address, at.mapped_length, False, at.owner)
     return peer.domain.register(memory, Access.REMOTE_READ, 0, at.length)
+
+
+def _aborted_beside(peer: Peer, file: OpenedFile) -> AbortedRegion | None:
+    """The list of aborted transactions for who reads an opened file from its position on."""
+    partition, segment = file.partition, file.segment
+    assert segment is not None
+    start = file.base if file.base >= 0 else segment.base_offset
+    if file.with_slot:
+        return region_beside_slot(peer, partition, start)
+    return region_of_finished(peer, partition, start, segment.end_offset)
 
 
 def _read_slot(memory: Memory, index: int) -> SlotValues:

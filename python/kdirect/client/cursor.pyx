@@ -22,9 +22,11 @@ import weakref
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.stdint cimport int64_t, uint8_t, uint64_t
 
+from kdirect.client.aborted_reads cimport ASK, SKIP, AbortedReads
 from kdirect.client.file_stream cimport ENDED, MOVED, NOTHING, FileStream
 from kdirect.client.message cimport Message, MessageQueue
 from kdirect.client.slot_table cimport SlotTable
+from kdirect.format.batch cimport batch_info
 from kdirect.format.chain cimport chain_t
 from kdirect.format.decode cimport ArrowDecoder
 
@@ -153,7 +155,8 @@ cdef class DirectCursor(Cursor):
     """READs a partition through a `DirectFetcher`, which makes it and opens its files.
 
     `slots` and `slot_index` (-1: none) are its metadata slot; `has_data` is False while it has a
-    slot only: nothing is readable at `next_offset` yet.
+    slot only: nothing is readable at `next_offset` yet.  `aborted` tells a reader of committed
+    records which batches of the granted file to leave out; None for the others.
     """
 
     cdef readonly FileStream stream
@@ -161,6 +164,8 @@ cdef class DirectCursor(Cursor):
     cdef public int slot_index
     cdef public bint has_data
     cdef public int64_t segment_base_offset   # of the granted file
+    cdef readonly AbortedReads aborted
+    cdef bint _list_ended                     # which does not tell of the next batch
     cdef object _fetcher                      # weakly: the fetcher holds its cursors
     cdef bint _committed_only
 
@@ -171,6 +176,11 @@ cdef class DirectCursor(Cursor):
         self.stream = stream
         self.slot_index = -1
         self._committed_only = committed_only
+
+    def judge(self, AbortedReads aborted):
+        """The list beside the file that was just entered, or None."""
+        self.aborted = aborted
+        self._list_ended = False
 
     def reopen(self, int64_t offset):
         """Go on from `offset`: enter the file that holds it."""
@@ -200,7 +210,7 @@ cdef class DirectCursor(Cursor):
         when none does."""
         cdef FileStream stream = self.stream
         if stream.outgrown or stream.sealed or stream.revoked or stream._hi > stream._lo:
-            return -1
+            return -1                   # so it is where the list has ended, too
         if self.has_data:
             return self.slot_index if stream.unread == 0 else -1
         return self.slot_index if stream.high_watermark <= self.next_offset else -1
@@ -217,6 +227,7 @@ cdef class DirectCursor(Cursor):
         it."""
         self.has_data = False
         self.slot_index = -1
+        self.judge(None)
         self.stream.close()
 
     cdef Py_ssize_t c_take(self, MessageQueue queue, ArrowDecoder decoder) except -1:
@@ -226,8 +237,18 @@ cdef class DirectCursor(Cursor):
         cdef chain_t before
         cdef Py_ssize_t consumed
         cdef int64_t whole
+        cdef batch_info info
+        cdef int found
         if unread == 0:
             return 0
+        if self.aborted is not None:
+            found = self.aborted.c_judge(stream.c_start(), unread, stream.position,
+                                         stream.last_stable_offset, &unread, &info)
+            if found == SKIP:
+                return self._pass(&info, queue, decoder)
+            self._list_ended = found == ASK
+            if found == ASK:
+                return 0
         if queue is not None or decoder.check_crc:
             chain = stream.c_chain()
         if chain != NULL:
@@ -249,14 +270,31 @@ cdef class DirectCursor(Cursor):
         if whole == 0:
             return 0
         try:
-            consumed = self.c_give(stream.c_start(), <uint64_t> whole, NULL, queue, decoder)
+            consumed = self.c_give(stream.c_start(), min(<uint64_t> whole, unread), NULL, queue,
+                                   decoder)
         except FormatError as e:
             raise stream.located(e) from e.__cause__
         stream.consume(<uint64_t> consumed)
         return consumed
 
+    cdef Py_ssize_t _pass(self, const batch_info* info, MessageQueue queue,
+                          ArrowDecoder decoder) except -1:
+        """Consume the first batch, which is whole and was aborted."""
+        cdef int64_t after = info.base_offset + info.last_offset_delta + 1
+        if self.stream.c_whole() < info.size:
+            return 0
+        self.stream.consume(info.size)
+        self.aborted.c_skipped()
+        if queue is not None:
+            queue.c_pass(max(after, self.next_offset))
+        else:
+            decoder.c_pass(after)
+        return info.size
+
     cdef int c_advance(self, double wait_ms) except -1:
         cdef FileStream stream = self.stream
+        if self._list_ended:
+            return ENDED
         if self.has_data:
             if self.slot_index >= 0:
                 return stream.advance(self.slots, self.slot_index, self._committed_only)
@@ -279,7 +317,7 @@ cdef class DirectCursor(Cursor):
         if stream.revoked:
             raise NotLeaderError(f"{self.tp} was deleted or moved while it was read",
                                  hint="look the topic up again and open a new reader")
-        if self.has_data and stream.buffered and not stream.outgrown:
+        if self.has_data and stream.buffered and not stream.outgrown and not self._list_ended:
             raise ProtocolError(
                 f"{self.tp}: {stream.buffered} bytes after position {stream.position} of a sealed "
                 "file are no whole batch",

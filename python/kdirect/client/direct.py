@@ -19,8 +19,10 @@ once, and their slots left, so that nothing is READ meanwhile through what the b
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
+from kdirect.client.aborted_reads import AbortedReads, ListReads
 from kdirect.client.cursor import DirectCursor
 from kdirect.client.file_stream import FileStream
 from kdirect.client.slot_table import SlotTable
@@ -57,6 +59,7 @@ class DirectFetcher:
         self._epoch_of = epoch_of
         self.access_requests = 0
         self._committed_only = settings["isolation.level"] == "read_committed"
+        self._lists = ListReads(channel)
         self._stream_settings = {
             "min_read_bytes": settings["fetch.min.read.bytes"],
             "max_read_bytes": settings["fetch.max.read.bytes"],
@@ -138,17 +141,16 @@ class DirectFetcher:
                 cursor = self._cursors.get(tp)
                 targets.append((tp, offset, cursor.stream.file_id if cursor is not None else -1))
             self.access_requests += 1
-            if self.besides is None:
-                return targets, self.channel.consume_access(
-                    targets, self._epoch_of, of_replica=self._of_replica
-                )
-            channel, epoch_of, of_replica = self.channel, self._epoch_of, self._of_replica
-            self._asked = (
+            ask = partial(
+                self.channel.consume_access,
                 targets,
-                self.besides.spawn(
-                    lambda: channel.consume_access(targets, epoch_of, of_replica=of_replica)
-                ),
+                self._epoch_of,
+                of_replica=self._of_replica,
+                committed_only=self._committed_only,
             )
+            if self.besides is None:
+                return targets, ask()
+            self._asked = targets, self.besides.spawn(ask)
             self._asked[1].wait(ANSWER_WAIT_S)
         targets, attempt = self._asked
         if not attempt.done:
@@ -207,6 +209,7 @@ class DirectFetcher:
             assert self._slots is not None
             self._slots.activate(grant.slot_index)  # refuses one that cannot be
             cursor.slot_index = grant.slot_index
+        cursor.judge(None)
         if not cursor.has_data:
             stream.open(Location(self.channel, 0, 0, 0), grant.file_id, 0, 0, False)
             self._take_offsets(stream, grant)
@@ -216,6 +219,8 @@ class DirectFetcher:
         start = min(grant.start_position, limit) if offset >= 0 else limit
         location = Location(self.channel, grant.address, grant.rkey, grant.length)
         stream.open(location, grant.file_id, start, limit, grant.slot_index < 0)
+        if committed_only:
+            cursor.judge(self._aborted(tp, grant, start))
         self._take_offsets(stream, grant)
         end = grant.last_stable_offset if committed_only else grant.high_watermark
         next_offset, first_epoch = grant.start_offset, grant.first_epoch
@@ -233,6 +238,12 @@ class DirectFetcher:
             first_epoch,
             grant.last_epoch,
         )
+
+    def _aborted(self, tp: TopicPartition, grant: Any, position: int) -> AbortedReads:
+        """What was aborted in the granted file, for who reads from `position` on."""
+        place = grant.aborted_address, grant.aborted_rkey, grant.aborted_length
+        grows = grant.slot_index >= 0
+        return AbortedReads(str(tp), self._lists, place, grant.file_id if grows else 0, position)
 
     def _new_cursor(self, tp: TopicPartition) -> DirectCursor:
         return DirectCursor(
@@ -313,8 +324,9 @@ class DirectFetcher:
         self.channel.close()
 
     def statistics(self) -> dict[str, int]:
-        """reads and read_bytes of data, slot_reads and slot_read_bytes, torn slot reads, access
-        requests, buffer_bytes now held."""
+        """reads and read_bytes of data, slot_reads and slot_read_bytes, torn slot reads, READs of
+        lists of aborted transactions and batches left out by them, access requests, buffer_bytes
+        now held."""
         streams = [x.stream for x in self._cursors.values()]
         return {
             "reads": self._retired_reads + sum(s.reads for s in streams),
@@ -322,6 +334,8 @@ class DirectFetcher:
             "slot_reads": self._slots.reads if self._slots else 0,
             "slot_read_bytes": self._slots.read_bytes if self._slots else 0,
             "torn_slot_reads": self._slots.torn if self._slots else 0,
+            "aborted_reads": self._lists.reads,
+            "aborted_batches": self._lists.skipped,
             "access_requests": self.access_requests,
             "buffer_bytes": sum(s.buffer_bytes for s in streams),
         }

@@ -49,6 +49,7 @@ cdef class MessageQueue:
     cdef Py_ssize_t c_load(self, const uint8_t* p, size_t n, str topic, int32_t partition,
                            int64_t next_offset, uint64_t max_decompressed_bytes,
                            chain_t* chain) except -1
+    cdef c_pass(self, int64_t after)
     cdef bint _accept(self, const uint8_t* p, const batch_info* info, uint64_t limit) except -1
     cdef int _grow(self) except -1
     cdef object _refuse(self, bytes data, uint64_t limit)

@@ -342,6 +342,11 @@ cdef class MessageQueue:
                 break
         return position
 
+    cdef c_pass(self, int64_t after):
+        """Hold nothing, as after a `load` of batches before offset `after` without a record."""
+        self.clear()
+        self.after = after
+
     cdef bint _accept(self, const uint8_t* p, const batch_info* info, uint64_t limit) except -1:
         """Check the records of a batch whose frame and CRC are good, and queue them.  False:
         broken."""

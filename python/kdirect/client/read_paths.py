@@ -121,9 +121,8 @@ class DirectPaths:
         self._closest = closest
         self._others = False  # are partitions read over TCP, too?
         self._settings = settings
-        # Only a Fetch names the transactions that were aborted.
-        committed_only = settings["isolation.level"] == "read_committed"
-        self._tcp_only = committed_only or settings["transport"] == "tcp"
+        self._committed_only = settings["isolation.level"] == "read_committed"
+        self._tcp_only = settings["transport"] == "tcp"
         self._fetchers: dict[tuple[str, int], DirectFetcher] = {}
         self._home: dict[TopicPartition, DirectFetcher] = {}  # who reads it, or read it last
         self._news: Attempt[None] | None = None  # while leaders are asked for
@@ -270,6 +269,9 @@ class DirectPaths:
                 return fetcher
             if fetcher is not None:
                 fetcher.close()
+            if self._committed_only and not channel.lists_aborted:
+                channel.close()  # of an older broker only a Fetch tells what was aborted
+                return None
             epoch_of = connections.cluster.leader_epoch
             of_replica = closest and connections.cluster.rack is not None
             fetcher = DirectFetcher(channel, self._settings, epoch_of, of_replica=of_replica)

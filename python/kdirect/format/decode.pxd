@@ -58,6 +58,7 @@ cdef class ArrowDecoder:
     cdef bint _has_room(self, int64_t rows, int64_t section_bytes) noexcept nogil
     cdef int _decode(self, const uint8_t* p, const uint8_t* end) noexcept nogil
     cdef void _passed(self) noexcept nogil
+    cdef void c_pass(self, int64_t after) noexcept nogil
     cdef int _take_compressed(self, const uint8_t* p) except -100
     cdef int _reserve(self, size_t section_bytes, size_t n) except -1
     cdef object _fault(self, int code, const uint8_t* p, size_t n)

@@ -313,6 +313,11 @@ cdef class ArrowDecoder:
         if after > self.next_offset:
             self.next_offset = after
 
+    cdef void c_pass(self, int64_t after) noexcept nogil:
+        """Go on at offset `after`: what is before holds no record for this reader."""
+        if after > self.next_offset:
+            self.next_offset = after
+
     cdef int _run(self, const uint8_t* data, size_t n, size_t* position,
                   chain_t* chain) noexcept nogil:
         """Take uncompressed batches from data[position, n), advancing `position` and `chain`, until

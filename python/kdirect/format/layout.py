@@ -164,6 +164,27 @@ Entry of a transaction index (Kafka's, big endian)::
     | version | producer   | first        | last        | last stable        |
     | = 0     | id         | offset       | offset      | offset             |
     +---------+------------+--------------+-------------+--------------------+
+
+List of aborted transactions (a reader of committed records READs it beside a granted file; little
+endian): the aborted index as far as that file needs it, by markers::
+
+     0       4       8       10      12      16
+    +-------+-------+-------+-------+-------+----------+----------+-----
+    | guard | count | flags | file  | 0     | entry    | entry    | ...
+    | crc32c|       |       | id    |       |          |          |
+    +-------+-------+-------+-------+-------+----------+----------+-----
+
+    Entry:  0       4       8            16             24            32            40
+           +-------+-------+------------+--------------+-------------+-------------+
+           | guard | number| producer   | first        | last        | last stable |
+           | crc32c|       | id         | offset       | offset      | offset      |
+           +-------+-------+------------+--------------+-------------+-------------+
+
+Each ``guard`` is the CRC-32C of what follows it in the head, or in the entry.  ``number`` counts
+entries from 0.  An entry is written once, before ``count`` covers it, and ``count`` before a slot
+tells of a last stable offset above the entry's marker.  So who READs a slot, and then the list,
+finds all that was aborted below that offset.  ABORTED_FLAG_FULL: there was no room for more entries
+than these, which tell all below the last one's ``last stable offset``.
 """
 
 from __future__ import annotations
@@ -226,6 +247,22 @@ SLOT_FLAG_SEALED = 0x2  # no more comes through this slot: read on, then ask for
 # stable offset: who does not ask for that reads on as after SLOT_FLAG_SEALED.
 SLOT_FLAG_READABLE = 0x8
 SLOT_FLAG_REVOKED = 0x4  # the partition is gone or moved: ask again, by name
+
+# -- list of aborted transactions ------------------------------------------------------------------
+ABORTED_GUARD = 0
+ABORTED_COUNT = 4
+ABORTED_FLAGS = 8
+ABORTED_FILE_ID = 10
+ABORTED_HEAD_BYTES = 16
+ABORTED_ENTRY_GUARD = 0
+ABORTED_ENTRY_NUMBER = 4
+ABORTED_ENTRY_PRODUCER_ID = 8
+ABORTED_ENTRY_FIRST_OFFSET = 16
+ABORTED_ENTRY_LAST_OFFSET = 24
+ABORTED_ENTRY_STABLE_OFFSET = 32
+ABORTED_ENTRY_BYTES = 40
+
+ABORTED_FLAG_FULL = 0x1
 
 # -- acknowledgement entry -------------------------------------------------------------------------
 ACK_SEQUENCE = 0
@@ -355,6 +392,8 @@ ERROR_ACCESS_CONTENDED = 32006
 
 if BATCH_RECORDS != BATCH_RECORDS_COUNT + 4 or SLOT_LOG_START_OFFSET + 8 != SLOT_BYTES:
     raise AssertionError("layout: fields do not add up")
+if ABORTED_ENTRY_STABLE_OFFSET + 8 != ABORTED_ENTRY_BYTES or ABORTED_HEAD_BYTES % 8:
+    raise AssertionError("layout: a list of aborted transactions does not add up")
 if ACK_LOG_APPEND_TIME + 8 != ACK_BYTES:
     raise AssertionError("layout: acknowledgement entry does not add up")
 if OFFSETS_TOKEN + 8 != OFFSETS_HEADER_BYTES or (

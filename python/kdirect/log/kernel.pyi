@@ -49,7 +49,12 @@ class CommitKernel:
     ) -> None: ...
     # slots
     def attach_slot(
-        self, address: int, file_id: int, segment_base_offset: int | None = None
+        self,
+        address: int,
+        file_id: int,
+        segment_base_offset: int | None = None,
+        *,
+        aborted: tuple[int, int, int] | None = None,
     ) -> bool: ...
     def detach_slot(self, address: int) -> None: ...
     def revoke_slots(self) -> None: ...

@@ -56,7 +56,7 @@ from kdirect.log.producers cimport reserve_producers
 from kdirect.log.results cimport CommitResult, to_python
 from kdirect.log.slots cimport (
     attach, cut_log, detach, drop_slots, finish_sealed, move_to_end, publish, update_slots)
-from kdirect.log.state cimport kernel_state, mark_t
+from kdirect.log.state cimport aborted_list, kernel_state, mark_t
 from kdirect.log.transactions cimport (
     note_batch, reserve_transactions, settle_stable, start_transactions_at)
 from kdirect.machine cimport (
@@ -300,21 +300,33 @@ cdef class CommitKernel:
 
     # slots
 
-    def attach_slot(self, uint64_t address, uint16_t file_id, segment_base_offset=None):
+    def attach_slot(self, uint64_t address, uint16_t file_id, segment_base_offset=None, *,
+                    aborted=None):
         """Fill the slot at `address` now for the last segment, or the one named, and update it
         whenever what may be read of the segment changes.  That ends when the slot is detached, or
         with the last update, which has SLOT_FLAG_SEALED: the segment is sealed and may be read to
         its end.  The slot is SLOT_BYTES of memory, which the caller keeps mapped until then.
-        False, and nothing done: it is sealed and may be read to its end already, or is none."""
+        `aborted`, (address, entries, offset), is memory for a list of aborted transactions beside
+        the slot, for a reader from that offset on, which is kept current in the same way.
+        False, and nothing done: it is sealed and may be read to its end already, or is none, or
+        what the list would begin with is forgotten."""
         cdef kernel_state* s = <kernel_state*> self._state
+        cdef aborted_list beside
+        cdef const aborted_list* given = NULL
+        cdef int64_t start = 0
         cdef int error
         cdef int64_t base = self._base_or(segment_base_offset)
         if address == 0 or address % 8 != 0:
             raise LogError(f"slot address 0x{address:x} is not a multiple of 8",
                            hint="slots are 64-byte cells of one region")
+        if aborted is not None:
+            beside.at = <uint8_t*> <uintptr_t> <uint64_t> aborted[0]
+            beside.capacity = aborted[1]
+            start = aborted[2]
+            given = &beside
         with nogil:
             pthread_mutex_lock(&s.lock)
-            error = attach(s, <uint8_t*> <uintptr_t> address, file_id, base)
+            error = attach(s, <uint8_t*> <uintptr_t> address, file_id, base, given, start)
             pthread_mutex_unlock(&s.lock)
         if error and error != ENOENT:
             raise MemoryError()

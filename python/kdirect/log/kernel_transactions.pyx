@@ -11,10 +11,12 @@ thread that holds the GIL could wait for one that wants it.
 """
 
 from cpython.bytes cimport PyBytes_FromStringAndSize
-from libc.stdint cimport INT64_MAX, int16_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport (
+    INT64_MAX, int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t)
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memmove
 
+from kdirect.log.aborted_list cimport end_aborted, first_aborted, start_list
 from kdirect.log.commit cimport append_marker as append_to
 from kdirect.log.commit cimport clear_result, finish_request
 from kdirect.log.kernel cimport CommitKernel
@@ -24,7 +26,8 @@ from kdirect.log.results cimport (
     COMMIT_INVALID_PRODUCER_EPOCH, COMMIT_INVALID_RECORD, COMMIT_OK, COMMIT_STORAGE_ERROR,
     commit_result, to_python)
 from kdirect.log.slots cimport finish_sealed, remember_sealed, update_slots
-from kdirect.log.state cimport aborted_t, kernel_state, mark_t, sealed_t, transaction_t
+from kdirect.log.state cimport (
+    aborted_list, aborted_t, kernel_state, mark_t, sealed_t, transaction_t)
 from kdirect.log.transactions cimport (
     MARKER_BYTES, begin_transaction, keep_ended, reserve_transactions, settle_stable,
     start_transactions_at, write_marker)
@@ -181,18 +184,6 @@ def has_late_transaction(CommitKernel kernel, int64_t before_ms):
     return late
 
 
-cdef uint32_t _first_at(const kernel_state* s, int64_t offset) noexcept nogil:
-    """The first entry of the aborted index whose marker is at `offset` or above."""
-    cdef uint32_t low = 0, high = s.aborted_count, middle
-    while low < high:
-        middle = low + (high - low) // 2
-        if s.aborted[middle].last_offset < offset:
-            low = middle + 1
-        else:
-            high = middle
-    return low
-
-
 cdef _entry(const aborted_t* a):
     return AbortedTransaction(a.producer_id, a.first_offset, a.last_offset, a.stable_offset)
 
@@ -216,7 +207,7 @@ def aborted_transactions(CommitKernel kernel, int64_t start, int64_t end):
     cdef uint32_t first, after
     with nogil:
         pthread_mutex_lock(&s.lock)
-        first = after = _first_at(s, start)
+        first = after = first_aborted(s, start)
         while after < s.aborted_count:
             after += 1
             if s.aborted[after - 1].stable_offset >= end:
@@ -233,11 +224,41 @@ def aborted_index(CommitKernel kernel, int64_t start, int64_t end):
     cdef uint32_t first, after
     with nogil:
         pthread_mutex_lock(&s.lock)
-        first = _first_at(s, start)
-        after = max(first, _first_at(s, end))
+        first = first_aborted(s, start)
+        after = max(first, first_aborted(s, end))
         copy = <aborted_t*> _copy_of(s.aborted + first, (after - first) * sizeof(aborted_t))
         pthread_mutex_unlock(&s.lock)
     return _entries(copy, after - first, INT64_MAX)
+
+
+def aborted_in(CommitKernel kernel, int64_t start, int64_t end):
+    """How many entries of the aborted index a reader of [start, end) has to look at; -1: some that
+    it would need are forgotten."""
+    cdef kernel_state* s = <kernel_state*> kernel._state
+    cdef uint32_t first
+    cdef int64_t found = -1
+    with nogil:
+        pthread_mutex_lock(&s.lock)
+        if start >= s.aborted_from:
+            first = first_aborted(s, start)
+            found = end_aborted(s, first, end) - first
+        pthread_mutex_unlock(&s.lock)
+    return found
+
+
+def write_aborted_list(CommitKernel kernel, uint64_t address, uint32_t entries, uint16_t file_id,
+                       int64_t start, int64_t end):
+    """Write the list (`kdirect.format.layout`) for a reader of [start, end), all of which is below
+    the last stable offset, into memory at `address` with room for so many entries.  False, and
+    nothing done: part of that is forgotten."""
+    cdef kernel_state* s = <kernel_state*> kernel._state
+    cdef aborted_list written
+    cdef bint done
+    with nogil:
+        pthread_mutex_lock(&s.lock)
+        done = start_list(s, &written, <uint8_t*> <uintptr_t> address, entries, file_id, start, end)
+        pthread_mutex_unlock(&s.lock)
+    return done
 
 
 # -- recovery --------------------------------------------------------------------------------------
@@ -266,8 +287,10 @@ def forget_aborted(CommitKernel kernel, int64_t offset):
     cdef uint32_t gone
     with nogil:
         pthread_mutex_lock(&s.lock)
-        gone = _first_at(s, offset)
+        gone = first_aborted(s, offset)
+        s.aborted_from = max(s.aborted_from, offset)
         if gone:
+            s.aborted_gone += gone
             s.aborted_count -= gone
             memmove(s.aborted, &s.aborted[gone], s.aborted_count * sizeof(aborted_t))
         pthread_mutex_unlock(&s.lock)
@@ -286,7 +309,7 @@ def restore_transactions(CommitKernel kernel, int64_t offset, points):
         pthread_mutex_lock(&s.lock)
         keep_ended(s, offset)
         s.transactions_unknown = True
-        s.aborted_count = _first_at(s, offset)
+        s.aborted_count = first_aborted(s, offset)
         pthread_mutex_unlock(&s.lock)
     for producer_id, first_offset, base, position in points:
         producer = producer_id

@@ -1,12 +1,15 @@
 """Marks and metadata slots: see slots.pyx."""
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint64_t
 
-from kdirect.log.state cimport kernel_state, mark_t
+from kdirect.log.state cimport aborted_list, kernel_state, mark_t
 
 # All of them with the kernel's mutex held.
-cdef int attach(kernel_state* s, uint8_t* slot, uint16_t file_id, int64_t base) noexcept nogil
+cdef int attach(kernel_state* s, uint8_t* slot, uint16_t file_id, int64_t base,
+                const aborted_list* aborted, int64_t start) noexcept nogil
 # Fill a slot for the segment that begins at offset `base`, and keep it current: 0, ENOMEM, or
-# ENOENT when that segment is finished, or is none.
+# ENOENT when that segment is finished, or is none.  With `aborted`, of which place and room are
+# set (else NULL), there is a list for a reader from offset `start` on; ENOENT also when
+# part of that is forgotten.
 cdef void detach(kernel_state* s, const uint8_t* slot) noexcept nogil
 cdef void update_slots(kernel_state* s) noexcept nogil
 cdef void publish(kernel_state* s) noexcept nogil

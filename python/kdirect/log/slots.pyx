@@ -14,12 +14,13 @@ A slot gets SLOT_FLAG_SEALED, as its last update, once the high watermark and th
 have passed the segment's end: then its last readable position is the end of the file.  Once only
 the high watermark has, it has SLOT_FLAG_READABLE.
 
-Memory.  A slot is 64 bytes of a consumer's region; whoever attached it keeps it mapped until it is
+Memory.  A slot is 64 bytes of a consumer's region.  It may come with a list of aborted
+transactions, which is memory of its grant.  Whoever attached it keeps both mapped until it is
 detached or got its last update.
 """
 
 from libc.errno cimport ENOENT, ENOMEM
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport realloc
 
 from kdirect.format.layout cimport (
@@ -28,8 +29,9 @@ from kdirect.format.layout cimport (
     SLOT_HIGH_WATERMARK, SLOT_LAST_READABLE_POSITION, SLOT_LAST_STABLE_OFFSET,
     SLOT_LAST_STABLE_POSITION, SLOT_LEADER_EPOCH, SLOT_LOG_START_OFFSET, SLOT_SEGMENT_BASE_OFFSET,
     SLOT_UPDATE_COUNT)
+from kdirect.log.aborted_list cimport extend_list, start_list
 from kdirect.log.producers cimport forget_producers
-from kdirect.log.state cimport kernel_state, mark_t, sealed_t, slot_entry
+from kdirect.log.state cimport aborted_list, kernel_state, mark_t, sealed_t, slot_entry
 from kdirect.log.transactions cimport cut_transactions, settle_stable
 
 cdef extern from "crc32c.h" nogil:
@@ -60,6 +62,16 @@ cdef inline uint64_t _limit_in(const kernel_state* s, const mark_t* mark,
     return <uint64_t> entry.size
 
 
+cdef inline int64_t _end_of(const kernel_state* s, const slot_entry* entry) noexcept nogil:
+    """The offset at which the segment of a slot ends; INT64_MAX while it may grow."""
+    cdef uint32_t i
+    if entry.size >= 0:
+        for i in range(s.sealed_count):
+            if s.sealed[i].base == entry.base:
+                return s.sealed[i].end_offset
+    return INT64_MAX
+
+
 cdef void _fill(kernel_state* s, slot_entry* entry, uint16_t flags) noexcept nogil:
     cdef uint64_t image[SLOT_BYTES / 8]
     cdef uint8_t* p = <uint8_t*> image
@@ -68,6 +80,8 @@ cdef void _fill(kernel_state* s, slot_entry* entry, uint16_t flags) noexcept nog
     (<uint16_t*> (p + SLOT_FLAGS))[0] = SLOT_FLAG_ASSIGNED | flags
     (<uint16_t*> (p + SLOT_FILE_ID))[0] = entry.file_id
     (<int64_t*> (p + SLOT_SEGMENT_BASE_OFFSET))[0] = entry.base
+    if entry.aborted.at != NULL:        # before the slot tells that what they are in is stable
+        extend_list(s, &entry.aborted, _end_of(s, entry))
     (<uint64_t*> (p + SLOT_LAST_READABLE_POSITION))[0] = _limit_in(s, &s.readable, entry)
     (<int64_t*> (p + SLOT_HIGH_WATERMARK))[0] = s.readable.offset
     (<uint64_t*> (p + SLOT_LAST_STABLE_POSITION))[0] = _limit_in(s, &s.stable, entry)
@@ -79,7 +93,9 @@ cdef void _fill(kernel_state* s, slot_entry* entry, uint16_t flags) noexcept nog
     kd_publish_slot(entry.slot, image)
 
 
-cdef int attach(kernel_state* s, uint8_t* slot, uint16_t file_id, int64_t base) noexcept nogil:
+cdef int attach(kernel_state* s, uint8_t* slot, uint16_t file_id, int64_t base,
+                const aborted_list* aborted, int64_t start) noexcept nogil:
+    cdef aborted_list wanted
     cdef slot_entry* grown
     cdef slot_entry* entry
     cdef uint32_t capacity, i
@@ -90,6 +106,11 @@ cdef int attach(kernel_state* s, uint8_t* slot, uint16_t file_id, int64_t base) 
                 size = <int64_t> s.sealed[i].size
                 break
         else:
+            return ENOENT
+    wanted.at = NULL
+    if aborted != NULL:
+        wanted = aborted[0]
+        if not start_list(s, &wanted, wanted.at, wanted.capacity, file_id, start, INT64_MAX):
             return ENOENT
     for i in range(s.slots_count):
         if s.slots[i].slot == slot:
@@ -110,6 +131,7 @@ cdef int attach(kernel_state* s, uint8_t* slot, uint16_t file_id, int64_t base) 
     entry.file_id = file_id
     entry.base = base
     entry.size = size
+    entry.aborted = wanted
     s.updates += 1
     _fill(s, entry, 0)
     return 0

@@ -1,7 +1,7 @@
 """The state of a commit kernel, and the points in the log that it keeps.
 
-Law: only the modules of the kernel (`kernel`, `commit`, `slots`, `transactions`) touch it, with its
-mutex held.
+Law: only the modules of the kernel (`kernel`, `commit`, `slots`, `transactions`, `aborted_list`)
+touch it, with its mutex held.
 """
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
@@ -31,11 +31,20 @@ cdef struct aborted_t:        # an entry of the aborted index
     int64_t last_offset       # of the marker
     int64_t stable_offset
 
+cdef struct aborted_list:     # what a reader READs of the aborted index; at NULL: there is none
+    uint8_t* at
+    uint32_t capacity         # entries
+    uint32_t count
+    uint64_t next             # number of the first entry of the index that is not looked at yet
+    uint16_t file_id
+    bint full
+
 cdef struct slot_entry:
     uint8_t* slot
     uint16_t file_id
     int64_t base              # of the segment that the slot tells of
     int64_t size              # of that segment once it is sealed; -1: it is the last one
+    aborted_list aborted
 
 cdef struct kernel_state:
     pthread_mutex_t lock
@@ -99,6 +108,8 @@ cdef struct kernel_state:
     aborted_t* aborted              # by the offset of the marker
     uint32_t aborted_count
     uint32_t aborted_capacity
+    uint64_t aborted_gone           # entries that were forgotten before the first of these
+    int64_t aborted_from            # markers below are forgotten
     uint64_t tickets                # of verifications so far
     # the request under way
     batch_info* infos

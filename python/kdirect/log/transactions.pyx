@@ -244,6 +244,7 @@ cdef void cut_transactions(kernel_state* s, int64_t end_offset, bint empty) noex
     s.transactions_unknown = True
     while s.aborted_count and (empty or s.aborted[s.aborted_count - 1].last_offset >= end_offset):
         s.aborted_count -= 1
+    s.aborted_from = min(s.aborted_from, end_offset)
 
 
 cdef void start_transactions_at(kernel_state* s) noexcept nogil:

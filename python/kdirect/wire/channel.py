@@ -196,10 +196,12 @@ class Channel:
         epoch_of: Callable[[TopicPartition], int] = lambda tp: -1,
         *,
         of_replica: bool = False,
+        committed_only: bool = False,
     ) -> Any:
         """Ask for read access to [(partition, offset, finished file id or -1)], in the leader
-        epochs that `epoch_of` tells (-1: any), also where the broker only follows if `of_replica`;
-        the response, one grant each, in order."""
+        epochs that `epoch_of` tells (-1: any), also where the broker only follows if `of_replica`,
+        with lists of aborted transactions if `committed_only`; the response, one grant each, in
+        order."""
         items = [
             p.GetConsumeAccessRequest.ConsumeTarget(
                 topic=tp.topic,
@@ -212,7 +214,10 @@ class Channel:
         ]
         answer = self.request(
             p.GetConsumeAccessRequest(
-                connection_id=self.connection_id, partitions=items, of_replica=of_replica
+                connection_id=self.connection_id,
+                partitions=items,
+                of_replica=of_replica,
+                committed_only=committed_only,
             )
         )
         if answer.error_code:
@@ -223,6 +228,11 @@ class Channel:
                 " partitions asked for"
             )
         return answer
+
+    @property
+    def lists_aborted(self) -> bool:
+        """Does the broker grant lists of aborted transactions?"""
+        return self.connection.version_for(p.GetConsumeAccessRequest) >= 3
 
     @property
     def grants_ahead(self) -> bool:
