@@ -38,6 +38,7 @@ from kdirect.format.batch import encode_single_bytes
 from kdirect.format.error_codes import ErrorCode as E
 from kdirect.format.group_records import CommittedOffset
 from kdirect.log.config import LogConfig
+from kdirect.log.kernel_transactions import admit_transaction, begin_verification, marker_batch
 from kdirect.log.manager import LogManager
 from kdirect.log.partition import Partition
 from kdirect.member.metadata import Metadata
@@ -507,6 +508,25 @@ def test_a_change_that_could_not_be_appended_keeps_the_row_from_before_it(
     start = w.log.log_start_offset
     w.settle()
     assert w.log.log_start_offset == start and w.log.log_end_offset > end
+    w.resign()
+    active(w, 2)
+    assert {g: w.seen(g) for g in expected} == expected
+
+
+def test_a_transaction_that_is_aborted_keeps_the_row_from_before_it(world, monkeypatch) -> None:
+    """A rewriting that is under way leaves that row out, and nobody knows yet what it will be."""
+    w = world
+    expected = begin_to_rewrite(w, monkeypatch)
+    error, ticket = begin_verification(w.log.kernel, 7, 0, 0, 1)
+    assert not error and admit_transaction(w.log.kernel, 7, 0, ticket)
+    offsets = {TP: CommittedOffset(100, -1, "", 1)}
+    w.on_loop(lambda: w.store.commit_in_transaction("g2", (7, 0), offsets))
+    w.settle()
+    assert w.store.unstable("g2") == {TP}
+    assert w.log.append_marker(marker_batch(7, 0, 1, False, 1), 1).error == 0
+    w.on_loop(lambda: w.store.end_transaction(0, 7, False))
+    w.settle()
+    assert {g: w.seen(g) for g in expected} == expected
     w.resign()
     active(w, 2)
     assert {g: w.seen(g) for g in expected} == expected

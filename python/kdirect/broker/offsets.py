@@ -355,7 +355,7 @@ class OffsetStore:
                 self._sequences.pop((self.index_of(group), producer_id), None)
 
         index = partial(records.partition_of, group)
-        changed = self._state.change(index, rows, remember, encode)
+        changed = self._state.change(index, rows, remember, encode, in_doubt=True)
         changed.add_done_callback(look)
         return changed
 

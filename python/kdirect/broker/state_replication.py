@@ -19,7 +19,8 @@ leader's log start tells.  Changes go on meanwhile, so:
 - Nothing is deleted before all that the log holds then is committed: a change that is not could be
   lost with this broker, and the row from before it with the deletion.
 - If a change could not be appended while a rewriting runs, or is not yet when it ends, nothing is
-  deleted: the row that it would have changed is written nowhere else.
+  deleted: the row that it would have changed is written nowhere else.  The same where a change is
+  of a transaction, which may be aborted.
 
 Every suffix of the log that begins at or below `start` gives the same table, so replicas whose log
 starts differ, and a leader that dies in between, do no harm.
@@ -73,9 +74,10 @@ class Committing(Protocol):
 
 class Change:
     """Rows of these keys that are being appended.  Every record of them lies at `floor` or above.
-    `in_log`: all of them are appended."""
+    `in_log`: all of them are appended.  `in_doubt`: they count once their transaction is committed.
+    """
 
-    __slots__ = ("_owner", "_settled", "epoch", "floor", "in_log", "keys", "partition")
+    __slots__ = ("_owner", "_settled", "epoch", "floor", "in_doubt", "in_log", "keys", "partition")
 
     def __init__(
         self, owner: StateReplication, partition: Partition, keys: list[bytes], settled: Settled
@@ -86,6 +88,7 @@ class Change:
         self.keys = keys
         self.floor = partition.log_end_offset
         self.in_log = False
+        self.in_doubt = False
         self.epoch = partition.leader_epoch
 
     def appended(self, end_offset: int, error: BaseException | None) -> None:
@@ -122,7 +125,7 @@ class _Rewriting:
     def __init__(self, start: int, touched: set[bytes]) -> None:
         self.start = start
         self.touched = touched
-        self.failed = False  # a change could not be appended
+        self.failed = False  # a change could not be appended, or may be undone
         self.task: asyncio.Task[None] | None = None
 
 
@@ -142,16 +145,20 @@ class StateReplication:
 
     # -- changes -----------------------------------------------------------------------------------
 
-    def begin(self, partition: Partition, keys: list[bytes], settled: Settled) -> Change:
-        """A change that the caller appends, and then tells by `Change.appended`.
-        NotEnoughReplicasError: it is not to be appended."""
+    def begin(
+        self, partition: Partition, keys: list[bytes], settled: Settled, *, in_doubt: bool = False
+    ) -> Change:
+        """A change that the caller appends, and then tells by `Change.appended`; `in_doubt`: of a
+        transaction.  NotEnoughReplicasError: it is not to be appended."""
         tp = partition.topic_partition
         self._replicas.may_append(tp)
         change = Change(self, partition, keys, settled)
+        change.in_doubt = in_doubt
         self._in_flight.setdefault(tp, {})[id(change)] = change
         rewriting = self._rewritings.get(tp.partition)
         if rewriting is not None:
             rewriting.touched.update(keys)
+            rewriting.failed = rewriting.failed or in_doubt
         return change
 
     def committed(
@@ -208,6 +215,7 @@ class StateReplication:
         changes = self._in_flight.get(tp, {}).values()
         start = min((c.floor for c in changes), default=partition.log_end_offset)
         rewriting = _Rewriting(start, {key for c in changes for key in c.keys})
+        rewriting.failed = any(c.in_doubt for c in changes)
         self._rewritings[tp.partition] = rewriting
         rewriting.task = asyncio.ensure_future(self._rewrite(partition, rewriting, chunks, append))
         rewriting.task.add_done_callback(lambda task: self._rewritten(partition, rewriting, task))

@@ -326,12 +326,15 @@ class StateTopic:
         rows: list[Row],
         remember: Callable[[], None],
         encode: Encode | None = None,
+        *,
+        in_doubt: bool = False,
     ) -> asyncio.Future[Partition | None]:
         """Append `rows` to the partition that `index_of(partition count)` names, then `remember`
         them; in a cluster, once they are committed.  The future's result is the partition, whose
         acknowledgements may still wait for the disk (`Partition.acknowledgements_wait`), or None
         when there is nothing to wait for.  It is done already unless something comes first.
         `encode` makes the batches, where they are not to be batches of one record each.
+        `in_doubt`: they count when their transaction is committed.
 
         LogError when the rows could not be appended, or the partition is absent or was taken away
         meanwhile; in a cluster NotLeaderError, NotEnoughReplicasError, TimedOutError, too.  Then
@@ -350,7 +353,8 @@ class StateTopic:
                 count = self.partition_count
                 if not count:
                     raise self._not_loaded(self.name)
-                self._begin(self.partition(index_of(count)), rows, remember, future, encode)
+                where = self.partition(index_of(count))
+                self._begin(where, rows, remember, future, encode, in_doubt)
             except KdirectError as e:
                 resolve(future, None, e)
 
@@ -367,6 +371,7 @@ class StateTopic:
         remember: Callable[[], None],
         future: asyncio.Future[Partition | None],
         encode: Encode | None,
+        in_doubt: bool,
     ) -> None:
         """Append, and settle `future` in the end.  KdirectError: nothing was begun."""
         loading = self._loading_of(partition)
@@ -384,7 +389,8 @@ class StateTopic:
         if self.replication is None:
             self._append(partition, rows, lambda end, error: settle(error), encode)
         else:
-            change = self.replication.begin(partition, [key for key, _ in rows], settle)
+            keys = [key for key, _ in rows]
+            change = self.replication.begin(partition, keys, settle, in_doubt=in_doubt)
             self._append(partition, rows, change.appended, encode)
 
     def _loading_of(self, partition: Partition, same: int | None = None) -> int:
