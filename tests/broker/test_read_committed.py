@@ -13,6 +13,7 @@ import kdirect
 from kdirect.format import protocol as p
 from kdirect.format.error_codes import ErrorCode
 from kdirect.format.schema import build
+from tests.broker import played_coordinator
 from tests.broker.played_coordinator import TP, Coordinator
 from tests.log.conftest import make_batch
 from tests.support import wait_until
@@ -50,7 +51,7 @@ def test_a_transaction_that_hangs_is_counted(broker, monkeypatch):
     c = Coordinator(broker)
     longest_ms = broker.server.config["transaction.max.timeout.ms"] + 300_000
     for producer, age_ms in ((1, longest_ms + 60_000), (2, longest_ms - 60_000)):
-        monkeypatch.setitem(globals(), "NOW", int(time.time() * 1000) - age_ms)
+        monkeypatch.setattr(played_coordinator, "NOW", int(time.time() * 1000) - age_ms)
         c.write(producer, "open")
     assert broker.statistics()["log_late_transactions"] == 1
     c.end(2, commit=True)

@@ -186,9 +186,9 @@ def test_a_quiet_head_stays_whole_once_its_pages_may_be_pinned(grown, monkeypatc
     opened, go_on = threading.Event(), threading.Event()
     plain = ReadAccess._open_files
 
-    def open_files(manager, peer, targets):
+    def open_files(manager, peer, targets, wish):
         monkeypatch.setattr(peer.engine, "transport", "verbs")
-        files = plain(manager, peer, targets)
+        files = plain(manager, peer, targets, wish)
         opened.set()
         assert go_on.wait(30)
         return files

@@ -32,6 +32,7 @@ from kdirect.log.record_keys import KeylessRefusal
 from kdirect.model import TopicPartition
 
 _LENGTH = struct.Struct(">I")
+NO_TOPIC_ID = uuid.UUID(int=0)
 BY_ID = 13  # the version of Produce from which on topics are named by their ids
 _NO_TRANSACTION = "the records belong to a transaction, and the request names none"
 
@@ -113,7 +114,12 @@ class OneAppend:
 
 def _keys(version: int, request: Any) -> list[str | bytes]:
     """How a Produce names its topics, and its answer does."""
-    return [t.name if version < BY_ID else t.topic_id.bytes for t in request.topic_data]
+    return [t.name if version < BY_ID else _id_of(t).bytes for t in request.topic_data]
+
+
+def _id_of(topic: Any) -> uuid.UUID:
+    """The id by which a Produce names a topic; one of zeros is read as None."""
+    return topic.topic_id or NO_TOPIC_ID
 
 
 def failed_append(index: int, code: int, message: str | None, start_offset: int = -1) -> Produced:
@@ -183,11 +189,12 @@ class DataHandlers(FetchHandlers):
         id."""
         if version < BY_ID:
             return topic.name, None
-        known = self._services.topics.find_by_id(topic.topic_id)
+        topic_id = _id_of(topic)
+        known = self._services.topics.find_by_id(topic_id)
         if known is not None and not getattr(known, "deleting", False):
             return known.name, None
-        text = f"there is no topic with the id {topic.topic_id}"
-        return str(topic.topic_id), (ErrorCode.UNKNOWN_TOPIC_ID, text)
+        text = f"there is no topic with the id {topic_id}"
+        return str(topic_id), (ErrorCode.UNKNOWN_TOPIC_ID, text)
 
     def _append(self, append: OneAppend, name: str, records: Any, arrival: Arrival) -> None:
         """Append to one partition now, or queue the append."""
