@@ -27,7 +27,7 @@ class Log:
     kernel = Kernel()
     config = LogConfig(segment_bytes=8192)
     log_end_offset = high_watermark = 120
-    log_start_offset = 0
+    log_start_offset = dense_from = 0
 
     def read_for_replica_nowait(self, offset: int, length: int, *, release: Any) -> Copied:
         records = [memoryview(b"records")] if offset < self.log_end_offset else []
