@@ -4,8 +4,11 @@ stable offset, when they are full, and what they cannot begin with."""
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import mmap
+import os
 import random
+import signal
 import struct
 import time
 
@@ -35,18 +38,19 @@ FOREVER = (1 << 63) - 1
 class Memory:
     """A slot, and a list with room for so many entries beside it."""
 
-    def __init__(self, entries: int) -> None:
+    def __init__(self, entries: int, list_at: int = 64) -> None:
         self.entries = entries
-        self.map = mmap.mmap(-1, 64 + layout.ABORTED_HEAD_BYTES + 40 * entries)
+        self.list_at = list_at
+        self.map = mmap.mmap(-1, list_at + layout.ABORTED_HEAD_BYTES + 40 * entries)
         self.slot = ctypes.addressof(ctypes.c_char.from_buffer(self.map))
-        self.address = self.slot + 64
+        self.address = self.slot + list_at
 
     def last_stable_offset(self) -> int:
         return struct.unpack_from("<q", self.map, layout.SLOT_LAST_STABLE_OFFSET)[0]
 
     def read(self) -> tuple[list[AbortedTransaction], bool, int]:
         """(the entries, is it full, the file id)"""
-        raw = self.map[64:]
+        raw = self.map[self.list_at :]
         guard, count, flags, file_id = struct.unpack_from("<IIHH", raw)
         assert guard == crc32c(raw[4:16])
         out = []
@@ -109,6 +113,38 @@ def test_a_list_grows_with_what_is_aborted(writers) -> None:
     before = memory.read()
     writers.abort(7)
     assert memory.read() == before, "nobody writes it any more"
+
+
+def end_where_no_page_may_be_written(writers: Writers, page: int) -> None:
+    """A copy of this process aborts the transaction of producer 7.  It dies at the first store into
+    the page at that address; what it has stored elsewhere before is seen here."""
+    child = os.fork()
+    if child == 0:
+        faulthandler.disable()
+        signal.signal(signal.SIGSEGV, signal.SIG_DFL)
+        ctypes.CDLL(None).mprotect(ctypes.c_void_p(page), mmap.PAGESIZE, mmap.PROT_READ)
+        try:
+            writers.end(7)
+        finally:
+            os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGSEGV
+
+
+@pytest.mark.parametrize("what", ["an entry", "the count", "the slot"])
+def test_an_entry_comes_first_then_the_count_and_then_the_slot(writers, what) -> None:
+    """Each of the three lies in a page of its own, and whoever writes it dies: what comes later in
+    the order is not there yet."""
+    page = mmap.PAGESIZE
+    memory = Memory(4, 2 * page - layout.ABORTED_HEAD_BYTES)
+    begun = writers.write(7)
+    assert writers.kernel.attach_slot(memory.slot, 5, aborted=(memory.address, 4, 0))
+    pages = {"the slot": 0, "the count": page, "an entry": 2 * page}
+    end_where_no_page_may_be_written(writers, memory.slot + pages[what])
+    entries, _, _ = memory.read()
+    assert memory.last_stable_offset() == begun, "a slot tells of what no list has"
+    assert [e[:2] for e in entries] == ([(7, begun)] if what == "the slot" else [])
+    written = any(memory.map[2 * page : 2 * page + layout.ABORTED_ENTRY_BYTES])
+    assert written == (what != "an entry")
 
 
 @pytest.mark.parametrize("seed", range(4))
