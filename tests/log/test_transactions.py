@@ -11,13 +11,15 @@ import random
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kdirect.format.batch import iterate_batches
 from kdirect.format.segment_files import AbortedTransaction, parse_transaction_index
+from kdirect.log import producer_history
 from kdirect.log.config import LogConfig
-from kdirect.log.kernel import UNVERIFIED_TRANSACTION
+from kdirect.log.kernel import UNVERIFIED_TRANSACTION, CommitKernel
 from kdirect.log.kernel_marks import advance_high_watermark
 from kdirect.log.kernel_producers import expire_producers, known_producers
 from kdirect.log.kernel_transactions import (
@@ -475,3 +477,31 @@ def test_a_damaged_index_is_made_of_the_log(open_partition, damage) -> None:
     q.roll()
     q.close()
     assert path.read_bytes() == data
+
+
+def test_who_looks_while_a_log_is_cut_is_told_of_all_that_was_aborted(
+    open_partition, monkeypatch
+) -> None:
+    """Replicas are read while they are cut (KIP-392).  What is below the cut stays known while
+    batches tell of producers again."""
+    p = open_partition()
+    abort_one(p, 7)
+    p.roll()
+    abort_one(p, 7)
+    abort_one(p, 8)
+    known = aborted_transactions(p.kernel, 0, 6)
+    assert [e.last_offset for e in known] == [1, 3, 5]
+    looks = []
+
+    def look(kernel: CommitKernel, *more: Any) -> None:
+        looks.append((p.last_stable_offset, aborted_transactions(kernel, 0, 6)))
+        add_batches(kernel, *more)
+        looks.append((p.last_stable_offset, aborted_transactions(kernel, 0, 6)))
+
+    add_batches = producer_history._add_batches
+    monkeypatch.setattr(producer_history, "_add_batches", look)
+    p.append(make_batch(), NOW)
+    assert p.truncate_to(6) == 6
+    assert looks == [(6, known)] * 2
+    abort_one(p, 8)
+    assert aborted_transactions(p.kernel, 0, 8) == [*known, AbortedTransaction(8, 6, 7, 8)]

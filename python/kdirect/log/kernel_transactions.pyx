@@ -298,9 +298,11 @@ def forget_aborted(CommitKernel kernel, int64_t offset):
 
 def restore_transactions(CommitKernel kernel, int64_t offset, points):
     """Recovery: at `offset`, to which the producers of `set_producers` belong, these transactions
-    were open, (producer id, first offset, segment, position), and what is known of later markers
-    is forgotten.  The batches from there on tell the rest, and then
-    `settle_transactions`."""
+    were open, (producer id, first offset, segment, position).  The batches from there on tell the
+    rest, and then `settle_transactions`.
+
+    What files say of later markers is forgotten, because they may be of an older log.  What is
+    known of a log that was cut stays: there may be readers up to its last stable offset."""
     cdef kernel_state* s = <kernel_state*> kernel._state
     cdef mark_t start
     cdef int64_t producer
@@ -308,8 +310,9 @@ def restore_transactions(CommitKernel kernel, int64_t offset, points):
     with nogil:
         pthread_mutex_lock(&s.lock)
         keep_ended(s, offset)
-        s.transactions_unknown = True
-        s.aborted_count = first_aborted(s, offset)
+        if not s.transactions_unknown:
+            s.transactions_unknown = True
+            s.aborted_count = first_aborted(s, offset)
         pthread_mutex_unlock(&s.lock)
     for producer_id, first_offset, base, position in points:
         producer = producer_id

@@ -27,7 +27,7 @@ cdef void begin_transaction(kernel_state* s, int64_t producer_id,
 cdef void end_transaction(kernel_state* s, int64_t producer_id, int64_t marker_offset,
                           bint is_abort) noexcept nogil
 # The transaction of this producer, if it has one, ends with the marker at that offset; room was
-# made.
+# made.  An abort that the index has, because only the log's end was cut, is not added twice.
 cdef void note_batch(kernel_state* s, const batch_info* b, const uint8_t* p, int64_t base,
                      uint64_t position, int64_t now_ms) noexcept nogil
 # Note a batch of the log, whose bytes are at `p`, and at `position` of the segment `base`, in the

@@ -168,7 +168,8 @@ cdef void end_transaction(kernel_state* s, int64_t producer_id, int64_t marker_o
         return
     ended.marker = marker_offset
     s.transactions_ended += 1
-    if is_abort:
+    if is_abort and not (s.aborted_count
+                         and s.aborted[s.aborted_count - 1].last_offset >= marker_offset):
         s.aborted[s.aborted_count].producer_id = producer_id
         s.aborted[s.aborted_count].first_offset = ended.first_offset
         s.aborted[s.aborted_count].last_offset = marker_offset
