@@ -9,7 +9,7 @@ from confluent_kafka import admin as confluent_admin
 
 from kdirect.log.kernel_transactions import admit_transaction, begin_verification, marker_batch
 from kdirect.model import TopicPartition
-from tests.log.conftest import make_batch
+from tests.log.compacted_logs import keyed
 
 TP = TopicPartition("t", 0)
 NOW = int(time.time() * 1000)
@@ -28,19 +28,18 @@ class Coordinator:
         self.partition = broker.server.logs.partitions[TP]
         self.sequences: dict[int, int] = {}
 
-    def write(self, producer: int, text: str, *, transactional: bool = True) -> int:
+    def write(
+        self, producer: int, text: str, *, key: bytes | None = None, transactional: bool = True
+    ) -> int:
         sequence = self.sequences.get(producer, 0)
         kernel = self.partition.kernel
         if transactional:
             _, ticket = begin_verification(kernel, producer, 0, sequence, NOW)
             assert ticket == 0 or admit_transaction(kernel, producer, 0, ticket)
-        data = make_batch(
-            1,
-            value_bytes=len(text),
-            fill=text.encode(),
-            producer_id=producer,
-            producer_epoch=0,
-            sequence=sequence,
+        data = keyed(
+            [(key, text.encode())],
+            timestamp_ms=NOW,
+            producer=(producer, 0, sequence),
             transactional=transactional,
         )
         self.sequences[producer] = sequence + 1
