@@ -11,6 +11,7 @@ import time
 import pytest
 
 import kdirect
+from kdirect.broker import aborted_regions
 from kdirect.client import connect
 from kdirect.errors import ProtocolError
 from kdirect.format.batch import crc32c
@@ -139,6 +140,29 @@ def test_a_full_list_is_left_for_another_one(broker):
     with reader(broker) as late:  # whose list is large from the beginning
         assert taken(late, expected) == expected
         assert read_by_reads(late)["aborted_batches"] == 300
+
+
+@pytest.mark.parametrize("transport", ["shm", "auto"])
+def test_who_would_have_to_know_of_too_many_reads_by_fetch(broker, monkeypatch, transport):
+    """Also in the middle of a file, once its list is full."""
+    monkeypatch.setattr(aborted_regions, "MOST_ENTRIES", 60)
+    coordinator = Coordinator(broker)
+    coordinator.write(1, "first")
+    coordinator.end(1, commit=True)
+    with reader(broker, transport=transport) as follower:
+        assert taken(follower, ["first"]) == ["first"]
+        coordinator.write(50, "long")  # it keeps all that come after from being passed
+        for i in range(200):
+            coordinator.write(i % 3, f"aborted {i}")
+            coordinator.end(i % 3, commit=False)
+        coordinator.write(7, "kept")
+        coordinator.end(7, commit=True)
+        coordinator.end(50, commit=True)
+        assert taken(follower, ["long", "kept"]) == ["long", "kept"]
+        assert follower.statistics()["fetched_bytes"] > 0
+        coordinator.write(7, "last")
+        coordinator.end(7, commit=True)
+        assert taken(follower, ["last"]) == ["last"]
 
 
 def test_a_long_transaction_among_many_that_are_aborted(broker):
