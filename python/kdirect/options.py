@@ -213,7 +213,9 @@ BROKER = Options("Broker properties", (
     Option("max.batch.bytes", "bytes", 64 << 20,
            "Largest record batch, after decompression, that a lookup by time opens; the default "
            "equals the consumers' default. A lookup that meets a larger batch is answered with "
-           "MESSAGE_TOO_LARGE.", low=1024, high=1 << 30),
+           "MESSAGE_TOO_LARGE. So much may also the batches of a partition in one Produce be "
+           "together, where the broker looks into records, because the topic is compacted or has a "
+           "compression.type; INVALID_RECORD if they are larger.", low=1024, high=1 << 30),
     Option("producer.id.expiration.ms", "ms", 86_400_000,
            "How long the broker remembers an idle idempotent producer.", low=1),
     # network

@@ -311,6 +311,22 @@ def test_records_that_could_not_be_compacted_are_refused(open_partition, codec) 
     assert [(r.key, r.value) for r in records_of(p)][-1] == (b"b", b"2")
 
 
+def test_records_without_a_key_are_named_on_a_thread_beside_compressed_ones(open_partition) -> None:
+    """The event loop names them where that takes no decompressing: small batches may stand for any
+    number of bytes."""
+    p = open_partition(compacts=True, deletes=False, max_plain_batch_bytes=1 << 20)
+    bad = keyed([(b"k", b"1"), (None, b"2")])
+    assert p.append(keyed([(b"k", b"1")]), NOW).error == 0  # the head is there from here on
+    refused = p.append_nowait(bad, NOW)
+    assert (refused.error, refused.records) == (87, (1,))
+    large = keyed([(b"k", bytes(1 << 19))], codec=4)
+    assert p.append_nowait(bad + large, NOW) is None
+    refused = p.append(bad + large, NOW)
+    assert (refused.error, refused.records) == (87, (1,))
+    assert p.append(large * 3, NOW).error == 87, "together they are too large to be looked at"
+    assert p.append(large, NOW).error == 0 and p.log_end_offset == 2
+
+
 def test_a_cleaning_that_is_stopped_leaves_the_log_as_it_was(open_partition) -> None:
     p = open_partition(compacts=True, deletes=False)
     appended = fill(p, random.Random(1), 30, 10)

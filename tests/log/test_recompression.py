@@ -110,6 +110,30 @@ def test_limits_hold_before_and_after(open_partition) -> None:
     assert len(bomb) < 2000 and p.append(bomb).error == INVALID
 
 
+def test_a_request_of_many_small_batches_stands_for_no_more_than_one_may(open_partition) -> None:
+    """Each of them is within the limits; a request of 60 KB stood for gigabytes."""
+    bomb = in_codec(make_batch(1, value_bytes=1 << 20), "zstd")
+    assert len(bomb) < 300
+    limits = {"max_batch_bytes": 2 << 20, "max_plain_bytes": 4 << 20}
+    for name in ("none", "gzip"):
+        out = recompressed(bomb * 3, Codec(name), **limits)
+        assert out is not None and len(list(iterate_batches(out))) == 3
+        assert recompressed(bomb * 4, Codec(name), **limits) is None
+    out = recompressed(bomb * 3, Codec("none"), **{**limits, "max_batch_bytes": 1 << 20})
+    assert out is not None and len(list(iterate_batches(out))) == 1, "the kernel sees the first"
+    p = open_partition(
+        segment_bytes=8 << 20,
+        compression_type="uncompressed",
+        max_message_bytes=2 << 20,
+        max_plain_batch_bytes=4 << 20,
+    )
+    assert [p.append(bomb * n).error for n in (4, 3)] == [INVALID, 0]
+    assert p.log_end_offset == 3
+    # What comes without a codec is as long as it says.
+    plain = make_batch(1, value_bytes=1 << 20)
+    assert recompressed(plain * 5, Codec("lz4"), **limits) is not None
+
+
 def test_repeats_of_an_idempotent_producer_are_found(open_partition) -> None:
     p = open_partition(compression_type="zstd")
     batches = [

@@ -68,6 +68,7 @@ from kdirect.log.record_keys import (
     are_keyed,
     are_keyed_nowait,
     refuse_keyless,
+    refuse_keyless_nowait,
 )
 from kdirect.log.results import CommitResult, refusal
 from kdirect.log.retention import expired, expired_locally
@@ -262,8 +263,7 @@ class Partition(LogAgreement):
         if self.config.compacts:
             keyed = are_keyed_nowait(data)
             if not keyed:
-                limit = self.config.max_plain_batch_bytes
-                return None if keyed is None else refuse_keyless(data, limit)
+                return None if keyed is None else refuse_keyless_nowait(data)
         if (codec := self.config.codec) is not None and not is_kept(data, codec):
             return None
         result = self.kernel.append(data, at_ms)

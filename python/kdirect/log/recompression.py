@@ -56,8 +56,10 @@ def is_kept(data: Any, codec: Codec) -> bool:
 def recompressed(
     data: Any, codec: Codec, *, max_batch_bytes: int, max_plain_bytes: int
 ) -> Any | None:
-    """The batches in this codec; `data` itself where they are not to be changed.  None: records
-    cannot be decompressed to at most `max_plain_bytes`, or are not as many as their batch says."""
+    """The batches in this codec; `data` itself where they are not to be changed.  None: the records
+    of the request cannot be decompressed to at most `max_plain_bytes` together, or are not as many
+    as their batch says.  A batch that is larger than `max_batch_bytes` afterwards is returned as it
+    is, and no more of the request: the kernel refuses it for that."""
     tool = _compressor(codec)
     data = bytes(data)
     try:
@@ -70,18 +72,25 @@ def recompressed(
     ):
         return data
     out = []
+    left = max_plain_bytes  # of the whole request: small batches may stand for any number of bytes
     for info in found:
         batch = data[info.position : info.position + info.size]
         if _codec(info) != tool.codec:
-            changed = _changed(batch, info, tool, max_plain_bytes)
-            if changed is None:
+            plain = _plain_records(batch, info, left)
+            if plain is None:
                 return None
-            batch = changed
+            if _codec(info):
+                left -= len(plain)
+            batch = _with_records(batch, info, tool, plain)
+            if len(batch) > max_batch_bytes:
+                return batch
         out.append(batch)
     return out[0] if len(out) == 1 else b"".join(out)
 
 
-def _changed(batch: bytes, info: BatchInfo, tool: Compressor, max_bytes: int) -> bytes | None:
+def _plain_records(batch: bytes, info: BatchInfo, max_bytes: int) -> Any | None:
+    """The records of a batch, at most so many bytes where they are compressed; None: see
+    `recompressed`."""
     body: Any = batch[layout.BATCH_HEADER_BYTES :]
     codec = _codec(info)
     if codec:
@@ -89,8 +98,11 @@ def _changed(batch: bytes, info: BatchInfo, tool: Compressor, max_bytes: int) ->
             body = Decompressor().run(codec, body, max_bytes)
         except KdirectError:
             return None
-    if not records_are_whole(body, info.records_count):
-        return None
+    return body if records_are_whole(body, info.records_count) else None
+
+
+def _with_records(batch: bytes, info: BatchInfo, tool: Compressor, body: Any) -> bytes:
+    """The batch with these records in the codec of `tool`, and a checksum of them."""
     new = bytearray(batch[: layout.BATCH_HEADER_BYTES])
     new += tool.run(body)
     length = len(new) - layout.BATCH_LENGTH_PREFIX_BYTES

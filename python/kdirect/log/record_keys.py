@@ -52,7 +52,7 @@ def are_keyed_nowait(data: Any) -> bool | None:
 
 
 def are_keyed(data: Any, max_plain_bytes: int) -> bool:
-    """The same of compressed batches too, whose records have at most so many bytes each."""
+    """The same of compressed batches too, whose records have at most so many bytes together."""
     quick = are_keyed_nowait(data)
     if quick is not None:
         return quick
@@ -78,11 +78,27 @@ def refuse_keyless(data: Any, max_plain_bytes: int) -> KeylessRefusal:
     return KeylessRefusal(tuple(found))
 
 
+def refuse_keyless_nowait(data: Any) -> KeylessRefusal | None:
+    """The same of batches of which none is compressed; None: one is, so it is a thread's work."""
+    data = bytes(data)
+    try:
+        compressed = any(_codec(info) for info in iterate_batches(data, check_crc=False))
+    except KdirectError:
+        compressed = True  # or there is no telling
+    return None if compressed else refuse_keyless(data, 0)
+
+
+def _codec(info: BatchInfo) -> int:
+    return info.attributes & layout.ATTRIBUTE_CODEC_MASK
+
+
 def _plain_batches(data: bytes, max_plain_bytes: int) -> Iterator[tuple[BatchInfo, bytes]]:
     """The batches with their records, decompressed.  FormatError, CorruptLogError."""
     tool = Decompressor()
     for info in iterate_batches(data):
         start = info.position + layout.BATCH_HEADER_BYTES
-        body = data[start : info.position + info.size]
-        codec = info.attributes & layout.ATTRIBUTE_CODEC_MASK
-        yield info, bytes(tool.run(codec, body, max_plain_bytes)) if codec else body
+        plain = data[start : info.position + info.size]
+        if codec := _codec(info):
+            plain = bytes(tool.run(codec, plain, max_plain_bytes))
+            max_plain_bytes -= len(plain)
+        yield info, plain
