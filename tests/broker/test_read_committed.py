@@ -5,14 +5,17 @@ from __future__ import annotations
 
 import threading
 import time
+from typing import Any
 
 import confluent_kafka
 import pytest
+from confluent_kafka import admin as confluent_admin
 
 import kdirect
 from kdirect.format import protocol as p
 from kdirect.format.error_codes import ErrorCode
 from kdirect.format.schema import build
+from kdirect.model import TopicPartition
 from tests.broker import played_coordinator
 from tests.broker.played_coordinator import TP, Coordinator
 from tests.log.conftest import make_batch
@@ -147,18 +150,28 @@ def test_an_open_transaction_takes_records_of_requests_that_name_it_only(broker,
     connection = raw()
     forged = make_batch(1, producer_id=1, producer_epoch=0, sequence=1, transactional=True)
 
-    def produce(name: str | None) -> int:
+    def produce(name: str | None, *, beside: str | None = None) -> int:
         rows = [{"index": 0, "records": forged}]
+        others = [] if beside is None else [topic_of(beside, make_batch(1))]
         request = build(
             p.ProduceRequest,
             transactional_id=name,
             acks=-1,
             timeout_ms=1000,
-            topic_data=[{"name": "t", "partition_data": rows}],
+            topic_data=[*others, {"name": "t", "partition_data": rows}],
         )
-        (topic,) = connection.call(request, version=version).responses
-        return topic.partition_responses[0].error_code
+        topics = connection.call(request, version=version).responses
+        (code,) = {x.error_code for topic in topics for x in topic.partition_responses}
+        return code
 
+    def topic_of(name: str, records: bytes) -> dict[str, Any]:
+        return {"name": name, "partition_data": [{"index": 0, "records": records}]}
+
+    client = confluent_admin.AdminClient({"bootstrap.servers": broker.bootstrap_servers})
+    client.create_topics([confluent_admin.NewTopic("other", 1, 1)])["other"].result(10)
+    assert produce(None, beside="other") == ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+    other = broker.server.logs.partitions[TopicPartition("other", 0)]
+    assert other.log_end_offset == 0, "Kafka refuses the whole request"
     assert produce(None) == ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
     assert c.partition.log_end_offset == 1, "nothing was appended"
     assert produce("x") == 0

@@ -7,7 +7,9 @@ import pytest
 from confluent_kafka import admin as confluent_admin
 
 import kdirect
+from kdirect.format import protocol as p
 from kdirect.format.batch import iterate_batches
+from kdirect.format.schema import build
 
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 
@@ -33,8 +35,8 @@ def change(client, name, **configs):
 
 def stored(broker, topic):
     """(codec, producer, sequence, records) of each batch in the log."""
-    (p,) = [x for tp, x in broker.server.logs.partitions.items() if tp.topic == topic]
-    found = [i for b in p.read(p.log_start_offset, 1 << 30) for i in iterate_batches(bytes(b))]
+    (log,) = [x for tp, x in broker.server.logs.partitions.items() if tp.topic == topic]
+    found = [i for b in log.read(log.log_start_offset, 1 << 30) for i in iterate_batches(bytes(b))]
     return [(i.compression, i.producer_id, i.base_sequence, i.records_count) for i in found]
 
 
@@ -84,6 +86,31 @@ def test_pipelined_records_of_every_codec_stay_in_order(broker, target):
         assert sequence == following.get(producer, 0)
         following[producer] = sequence + count
     assert len(following) == len(CODECS) and -1 not in following
+
+
+@pytest.mark.parametrize(("version", "error"), [(4, 76), (9, 76), (10, 0), (11, 0)])
+def test_a_client_that_cannot_know_zstd_is_told_so(broker, raw, version, error):
+    """As by Kafka: UNSUPPORTED_COMPRESSION_TYPE before version 10 of Fetch."""
+    client = create(broker.bootstrap_servers, "t", **{"compression.type": "zstd"})
+    producer = confluent_kafka.Producer({"bootstrap.servers": broker.bootstrap_servers})
+    producer.produce("t", b"v" * 500)
+    assert producer.flush(20) == 0
+
+    def code() -> int:
+        rows = [{"partition": 0, "fetch_offset": 0, "partition_max_bytes": 1000}]
+        request = build(
+            p.FetchRequest,
+            min_bytes=1,
+            max_bytes=1000,
+            session_epoch=-1,
+            topics=[{"topic": "t", "partitions": rows}],
+        )
+        (topic,) = raw().call(request, version).responses
+        return topic.partitions[0].error_code
+
+    assert code() == error
+    change(client, "t", compression_type="gzip")
+    assert code() == 0
 
 
 def test_kdirects_producer_goes_on_when_the_codec_changes(broker):

@@ -146,6 +146,11 @@ def _refusal(version: int, request: Any) -> tuple[int, str] | None:
         )
     if request.acks not in (-1, 0, 1):
         return ErrorCode.INVALID_REQUIRED_ACKS, f"acks={request.acks}; use 0, 1 or all"
+    if request.transactional_id is None and any(
+        _is_transactional(x.records) for topic in request.topic_data for x in topic.partition_data
+    ):
+        # Also while it is open: its producer's id, epoch and sequence are no secret.
+        return ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, _NO_TRANSACTION
     return None
 
 
@@ -203,12 +208,6 @@ class DataHandlers(FetchHandlers):
             if name in INTERNAL_TOPICS:
                 message = f"topic {name} is the broker's own"
                 append.done = failed_append(index, ErrorCode.INVALID_TOPIC_EXCEPTION, message)
-                return
-            if append.transaction is None and _is_transactional(records):
-                # Also while it is open: its producer's id, epoch and sequence are no secret.
-                self._services.counters.append_errors += 1
-                code = int(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
-                append.done = failed_append(index, code, _NO_TRANSACTION)
                 return
             append.partition = partition = self._to_append(append, name)
             if not records:

@@ -27,6 +27,7 @@ from kdirect.format.error_codes import ErrorCode
 from kdirect.log.kernel_transactions import aborted_transactions
 from kdirect.log.partition import Partition
 
+KNOWS_ZSTD = 10  # the version of Fetch from which on a client can read it
 FEW_ABORTED = 16  # which are told without a look at how far a consumer is read for
 
 
@@ -195,6 +196,8 @@ class FetchHandlers(LookupHandlers):
             if isinstance(to_read, Fetched):
                 return to_read
             partition = to_read
+            if reader.version < KNOWS_ZSTD and partition.config.compression_type == "zstd":
+                return Fetched(index, ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, -1, -1, -1, (), 0)
             high_watermark = partition.high_watermark
             stable = partition.last_stable_offset
             start = partition.log_start_offset

@@ -21,6 +21,7 @@ from kdirect.log.head_read cimport copy_from_head, head_read, look_into_head
 
 cdef enum:
     LEAST_VERSION = 4          # the first that carries record batches v2
+    KNOWS_ZSTD = 10            # the first whose clients can read it
     BY_ID = 13                 # the first that names topics by their ids
     HIGHEST_VERSION = 18
     COPIED_BYTES = 64 << 10
@@ -153,6 +154,8 @@ cdef bint _answer_partition(PlainTable table, request_t* r, wanted_t* w, const u
         return False
     place = table.find(name, length, number, r.version >= BY_ID)
     if place is None:
+        return False
+    if r.version < KNOWS_ZSTD and place.partition.config.compression_type == "zstd":
         return False
     with nogil:
         known = look_into_head(
