@@ -162,6 +162,37 @@ def test_a_topic_that_is_created_again_is_compacted_from_its_start(tmp_path) -> 
         assert len(kept) <= 20, "one record for each key"
 
 
+@pytest.mark.parametrize("meanwhile", [False, True])
+def test_what_comes_after_a_cut_is_compacted(tmp_path, meanwhile) -> None:
+    """A copy is cut, also while it is compacted, and goes on above where its last cleaning ended
+    before the cleaner looks at it."""
+    tp = TopicPartition("t", 0)
+    rules = LogConfig(segment_bytes=16384, compacts=True, deletes=False, min_cleanable_ratio=0)
+    with LogManager([tmp_path], rules) as logs:
+        cleaner = LogCleaner(BrokerConfig({"log.dirs": str(tmp_path)}), logs, lambda: NOW)
+        log = logs.create_partition(tp)
+        fill(log, random.Random(1), 40, 400)
+
+        def cut(bytes_: int) -> None:
+            log.truncate_to(min(log.log_end_offset, cleaned_to - 100))
+
+        cleaned_to = log.log_end_offset
+        if meanwhile:
+            cleaner._throttle = cut
+        cleaner.clean_one()
+        cleaner._throttle = lambda bytes_: None
+        cut(0)
+        for i in range(8):
+            assert log.append(keyed([(b"same", b"%d" % i)] * 10), NOW).error == 0
+        assert log.log_end_offset <= cleaned_to
+        fill(log, random.Random(2), 60, 20)
+        assert log.log_end_offset > cleaned_to
+        assert cleaner.clean_one()
+        kept = [r for r in records_of(log) if r.key == b"same"]
+        assert [r.value for r in kept] == [b"7"]
+        assert read_offsets(tmp_path / CHECKPOINT)[tp] == log.log_end_offset
+
+
 def test_a_topic_that_is_deleted_while_it_is_compacted_is_no_failure(tmp_path, caplog) -> None:
     rules = LogConfig(segment_bytes=16384, compacts=True, deletes=False)
     with LogManager([tmp_path], rules) as logs:

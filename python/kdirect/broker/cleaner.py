@@ -148,6 +148,7 @@ class LogCleaner:
 
     def _look(self, partition: Partition) -> Dirt | None:
         tp = partition.topic_partition
+        self._note_cut(partition)
         try:
             dirt = dirt_of(partition, self._cleaned_to.get(tp), self._time_ms())
         except (KdirectError, OSError) as e:
@@ -163,6 +164,14 @@ class LogCleaner:
         if dirt.is_reset:
             self._cleaned_to[tp] = dirt.first_dirty
         return dirt
+
+    def _note_cut(self, partition: Partition) -> None:
+        """What comes above the offset where a log was cut is dirty, wherever the last cleaning of
+        it ended."""
+        cut, tp = partition.take_cut(), partition.topic_partition
+        if cut < self._cleaned_to.get(tp, 0):
+            self._cleaned_to[tp] = cut
+            self._write(partition.directory.parent)
 
     def _throttle(self, bytes_: int) -> None:
         """So many bytes were read or written: wait until that is allowed.  ClosedError when the
@@ -184,7 +193,7 @@ class LogCleaner:
             self._bytes_read += done.bytes_read
             self._bytes_written += done.bytes_written
             self._records_removed += done.records_read - done.records_kept
-            self._cleaned_to[tp] = done.end_offset
+            self._cleaned_to[tp] = min(done.end_offset, partition.take_cut())
             self._write(partition.directory.parent)
         log.info(
             "compacted %s up to offset %d in %.2f s: %d of %d records and %d of %d bytes are left,"

@@ -21,9 +21,20 @@ from kdirect.log.segment import Segment
 from kdirect.log.segment_search import locate
 from kdirect.log.truncation import CutSegment
 
+NO_CUT = (1 << 63) - 1
+
 
 class Cutting(Rolling):
     """See the module.  What it works on is made by `Partition`."""
+
+    _cut_to: int = NO_CUT  # the least offset that the log was cut at, since somebody has asked
+
+    def take_cut(self) -> int:
+        """The least offset at which the log was cut since the last call; NO_CUT: it was not.  What
+        was noted of the log above it is of records that are gone."""
+        with self._lock:
+            found, self._cut_to = self._cut_to, NO_CUT
+        return found
 
     def truncate_to(self, offset: int) -> int:
         """Cut the log so that it ends before `offset`, or, where a batch holds that offset and
@@ -127,6 +138,7 @@ class Cutting(Rolling):
                 head.take_from_kernel()
             doomed = self._segments[at:]
             epoch = self._epochs.replace(epochs)
+            self._cut_to = min(self._cut_to, end_offset)
             self.kernel.truncate(end_offset, position, cut.segment.base_offset, epoch)
             self._set_segments((*self._segments[:at], cut.segment))
         if head is not None:

@@ -118,6 +118,7 @@ class LogAgreement(ReplicaLog):
                 head.take_from_kernel()
             doomed = self._segments
             epoch = self._epochs.replace(epochs)
+            self._cut_to = min(self._cut_to, offset)
             if start < self.kernel.log_start_offset:
                 self.kernel.truncate(start, 0, start, epoch, empty=True)
             self.kernel.truncate(offset, 0, offset, epoch, empty=True)
