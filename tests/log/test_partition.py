@@ -221,6 +221,22 @@ def test_jitter_ends_segments_sooner_and_not_together(open_partition, batch) -> 
     assert [s.end_offset - s.base_offset for s in p.segments[before - 1 :]] == [31] * 3
 
 
+def test_jitter_is_less_than_what_compaction_leaves_of_a_segment(open_partition, batch) -> None:
+    """Records a second apart; a jitter of 1000 days beside a lag of an hour ends no segment for
+    each of them."""
+    p = open_partition(
+        segment_jitter_ms=24_000 * HOUR,
+        segment_ms=24_000 * HOUR,
+        max_compaction_lag_ms=HOUR,
+        compacts=True,
+        deletes=False,
+        timestamp_after_max_ms=NEVER,
+    )
+    for i in range(200):
+        assert p.append(batch(1, timestamp_ms=NOW + i * 1000), NOW).error == 0
+    assert len(p.segments) < 10
+
+
 def test_roll_tells_who_wants_to_know(open_partition, batch) -> None:
     p = open_partition(segment_bytes=8192)
     order: list[tuple] = []

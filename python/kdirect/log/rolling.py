@@ -510,8 +510,10 @@ class Rolling(Tiering):
     def _segment_ms(self) -> int:
         """After how long this segment ends."""
         config = self.config
-        # The jitter as long as it is allowed: ``segment.jitter.ms`` may have changed meanwhile.
-        return config.effective_segment_ms - min(self._jitter_ms, config.segment_jitter_ms)
+        # The jitter as long as it is allowed: ``segment.jitter.ms`` may have changed meanwhile, and
+        # one beyond ``max.compaction.lag.ms`` would end a segment with each append.
+        whole = config.effective_segment_ms
+        return whole - min(self._jitter_ms, config.segment_jitter_ms) % max(1, whole)
 
     def _draw_jitter(self) -> None:
         """Draw by how much sooner the newest segment ends, as Kafka's `LogConfig` does."""
