@@ -218,6 +218,8 @@ def test_a_marker_that_waits_for_the_disk_is_written_once(tmp_path: Any) -> None
             made.begin_transaction()
             write(made, b"value")
             made.commit_transaction(10)
+        # A commit is answered before its markers are written; who comes next waits for them.
+        producer(b, "a")
         consumer = ck.Consumer({"bootstrap.servers": b.bootstrap_servers, "group.id": "none"})
         for i in range(2):
             ends = consumer.get_watermark_offsets(ck.TopicPartition("out", i), 10)
