@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+import time
 import uuid
 from pathlib import Path
 
@@ -16,12 +17,14 @@ from kdirect import (
     ConfigError,
     DeliveryError,
     ProducerFencedError,
+    TimedOutError,
     TopicPartition,
     TransactionAbortableError,
     TransactionError,
 )
 from kdirect.client.transaction import GroupMetadata
 from kdirect.wire.cluster import TRANSACTION, Cluster
+from tests.support import wait_until
 
 PATHS = {
     "shared": ({}, "rdma"),
@@ -297,6 +300,25 @@ def test_nobody_waits_while_the_coordinator_is_looked_for(broker, topic, monkeyp
         go_on.set()
         for thread in (beginner, *others):
             thread.join(30)
+
+
+def test_a_coordinator_that_is_found_too_late_is_left(broker, topic, monkeypatch):
+    """Nobody takes what the search has found, so `close` ends that connection."""
+    lease, found = Cluster.lease_coordinator, []
+
+    def slow(cluster, key, kind, timeout_ms):
+        time.sleep(0.3)
+        found.append(lease(cluster, key, kind, 10_000))
+        return found[0]
+
+    monkeypatch.setattr(Cluster, "lease_coordinator", slow)
+    settings = {"bootstrap.servers": broker.bootstrap_servers, "transactional.id": topic}
+    made = kdirect.Producer(settings)
+    with pytest.raises(TimedOutError):
+        made.init_transactions(0.1)
+    wait_until(lambda: bool(found), 20)
+    made.close()
+    wait_until(lambda: found[0].closed, 20)
 
 
 def test_exclusive_is_refused():

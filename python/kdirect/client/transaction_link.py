@@ -13,6 +13,7 @@ A coordinator is looked for on a thread besides, so that nobody waits for the lo
 from __future__ import annotations
 
 import logging
+import threading
 from functools import partial
 from typing import Any
 
@@ -60,7 +61,9 @@ class TransactionLink:
         self._timeout_ms: int = settings["transaction.timeout.ms"]
         self._connections: dict[tuple[int, str], Connection] = {}
         self._search: tuple[tuple[int, str], Attempt[Connection]] | None = None
+        self._closing = threading.Lock()  # for the two that follow
         self._closed = False
+        self._found: list[Connection] = []  # by a search whose result nobody has taken yet
         self._sent: tuple[Request, Pending] | None = None
         self._sent_at = 0.0
         self._not_before = 0.0
@@ -107,8 +110,12 @@ class TransactionLink:
 
     def close(self) -> None:
         """End the connections."""
-        self._sent, self._closed = None, True
-        for connection in self._connections.values():
+        self._sent = None
+        with self._closing:
+            self._closed = True
+            found = [*self._connections.values(), *self._found]
+            self._found.clear()
+        for connection in found:
             connection.close()
         self._connections.clear()
 
@@ -175,6 +182,7 @@ class TransactionLink:
                 return None
             self._search = None
             connection = self._connections[of] = search.result()
+            self._found.clear()
             if of != key:  # what a call before has looked for
                 return None
         if isinstance(request, InitProducer):
@@ -184,8 +192,11 @@ class TransactionLink:
     def _find(self, key: tuple[int, str], left_ms: float) -> Connection:
         """On a thread that others do not wait for."""
         found = self._cluster.lease_coordinator(key[1], key[0], left_ms)
-        if self._closed:
-            found.close()
+        with self._closing:
+            if not self._closed:
+                self._found.append(found)
+                return found
+        found.close()
         return found
 
     def _choose_protocol(self, connection: Connection) -> None:
