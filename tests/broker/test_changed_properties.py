@@ -18,7 +18,7 @@ from confluent_kafka.admin import (
 )
 
 import kdirect
-from kdirect.broker.changed_properties import PROPERTIES_FILE
+from kdirect.broker.changed_properties import PROPERTIES_FILE, value_of_group
 from kdirect.broker.config import BrokerConfig
 from kdirect.broker.member_properties import usable_values
 from kdirect.errors import ConfigError, CorruptLogError
@@ -50,6 +50,14 @@ def described(connection, kind, name):
     (row,) = connection.call(request, 4).results
     assert row.error_code == 0, row.error_message
     return {c.name: (c.value, c.config_source) for c in row.configs}
+
+
+def test_a_group_goes_on_beside_a_value_that_somebody_wrote_into_the_store():
+    name, broker = "consumer.session.timeout.ms", BrokerConfig({})
+    own = broker["group.consumer.session.timeout.ms"]
+    for text, value in (("50000", 50_000), ("soon", own), ("", own), ("-1", own)):
+        assert value_of_group(name, {name: text}, broker) == value
+    assert value_of_group(name, {}, broker) == own
 
 
 def test_the_nearest_value_counts_and_comes_back(tmp_path, raw):

@@ -10,6 +10,7 @@ import time
 import pytest
 
 import kdirect
+from kdirect.errors import StorageFullError
 from kdirect.format import protocol as p
 from kdirect.format.error_codes import ErrorCode as E
 from kdirect.format.schema import build
@@ -100,6 +101,39 @@ def test_a_group_that_cannot_be_saved_does_not_stop_the_timer_of_all(
         assert "saving of group bad failed" in caplog.text
         stable_member(connection, "good")
     until(lambda: not groups["good"].members, what="the end of the session")
+
+
+def test_a_group_whose_records_stay_can_be_deleted_once_more(broker, raw, monkeypatch):
+    """One of KIP-848 that has no offsets; it was forgotten, and came back with the next start."""
+    connection = raw()
+
+    def heartbeat(member, epoch):
+        message = build(
+            p.ConsumerGroupHeartbeatRequest,
+            group_id="g",
+            member_id=member,
+            member_epoch=epoch,
+            rebalance_timeout_ms=1000,
+            subscribed_topic_names=["t"],
+            topic_partitions=[],
+        )
+        return connection.call(message, 1)
+
+    def delete():
+        (row,) = connection.call(build(p.DeleteGroupsRequest, groups_names=["g"]), 2).results
+        return row.error_code
+
+    assert heartbeat("m", 0).error_code == 0
+    assert heartbeat("m", -1).error_code == 0
+
+    async def failing(group):
+        raise StorageFullError("no room")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(broker.server.offsets, "forget_group", failing)
+        assert delete() == E.KAFKA_STORAGE_ERROR
+    assert delete() == 0
+    assert delete() == E.GROUP_ID_NOT_FOUND
 
 
 def test_a_group_is_empty_as_soon_as_its_last_session_has_ended(broker, raw, until):

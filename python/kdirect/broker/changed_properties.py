@@ -128,10 +128,16 @@ def checked(
 
 
 def value_of_group(name: str, own: Properties, broker: Mapping[str, Any]) -> int:
-    """What holds for a group in ms: its own property, else the broker's."""
+    """What holds for a group in ms: its own property, else the broker's; that too where it cannot
+    be read: it may come from the store, where anybody may have written it."""
     row = GROUP.find(name)
     text = own.get(name)
-    return int(broker[row.synonym] if text is None else row.parse(text))
+    if text is not None:
+        try:
+            return int(row.parse(text))
+        except ConfigError as e:
+            log.debug("a property of a group in the store has no effect: %s", e)
+    return int(broker[row.synonym])
 
 
 def _check_group(own: Properties, broker: Mapping[str, Any]) -> None:

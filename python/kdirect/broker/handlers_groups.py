@@ -433,10 +433,18 @@ class GroupHandlers:
                 await self.delete_consumer(new.group_id)
 
     async def delete_consumer(self, group_id: str) -> None:
-        """Delete a group of the new protocol with all its offsets, unless it has members."""
-        if self.consumer.forget_empty(group_id):
-            self._saves.forget((group_id,))
+        """Delete a group of the new protocol with all its offsets, unless it has members.
+        KdirectError: its records may be there, and so it is still there, too."""
+        group = self.consumer.groups.get(group_id)
+        if group is None or not self.consumer.forget_empty(group_id):
+            return
+        self._saves.forget((group_id,))
+        try:
             await self._offsets.forget_group(group_id)
+        except KdirectError:
+            if not self.refusal(group_id) and group_id not in self.coordinator.groups:
+                self.consumer.groups.setdefault(group_id, group)
+            raise
 
     # -- membership --------------------------------------------------------------------------------
 
