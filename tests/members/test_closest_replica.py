@@ -173,5 +173,4 @@ def test_committed_records_are_read_in_the_memory_of_the_near_replica(racks):
         assert consumer.consume(1, 0.3) == [] and got == expected
         assert racks.read_at(consumer) == racks.near
         figures = consumer.statistics()
-    # How many it has dropped depends on when it moved there, and on how far the replica was.
-    assert figures["aborted_batches"] <= 8 and figures.get("fetched_bytes", 0) == 0
+    assert figures.get("fetched_bytes", 0) == 0, "READs have brought them all"

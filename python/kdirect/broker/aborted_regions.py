@@ -62,7 +62,7 @@ def region_beside_slot(peer: Peer, partition: Partition, start: int) -> AbortedR
     """A list for a file of which more may be read in time; the kernel fills it when it is attached.
     RefusedError, RdmaError."""
     count = _count(partition, start, NO_END)
-    return _region(peer, start, max(FIRST_ENTRIES, 2 * count))
+    return _region(peer, start, max(FIRST_ENTRIES, min(2 * count, MOST_ENTRIES)))
 
 
 def region_of_finished(

@@ -41,7 +41,7 @@ BY_ID = 13  # the version of Fetch from which on topics are named by their ids
 NAMES_LEADERS = 16  # the version that says where the leaders are which an error names (KIP-951)
 EVICTION_MS = 120_000  # as in Kafka, where it is min.incremental.fetch.session.eviction.ms
 FULL_LOOK_MS = 10_000  # so often all rows are marked: what moves a log start wakes nobody
-_NO_ID = uuid.UUID(int=0)
+NO_ID = uuid.UUID(int=0)
 
 # What was found: partitions by the name of their topic, or by an id that nobody knows.
 Found = list[tuple[Any, list[Fetched]]]
@@ -282,7 +282,7 @@ class FetchContexts:
 
     def name_of(self, topic_id: uuid.UUID | None, names: dict[str, uuid.UUID]) -> str | uuid.UUID:
         """The name of a topic, which is noted in `names`, or the id itself: nobody knows it."""
-        topic_id = topic_id or _NO_ID
+        topic_id = topic_id or NO_ID
         topic = self._services.topics.find_by_id(topic_id)
         if topic is None or getattr(topic, "deleting", False):
             return topic_id
@@ -345,13 +345,13 @@ def _id_bytes(name: str | uuid.UUID, names: dict[str, uuid.UUID]) -> bytes:
 
 def _named(version: int, request: Any) -> Iterable[tuple[TopicKey, Any]]:
     for t in request.topics:
-        topic = (t.topic_id or _NO_ID) if version >= BY_ID else t.topic
+        topic = (t.topic_id or NO_ID) if version >= BY_ID else t.topic
         for x in t.partitions:
             yield topic, x
 
 
 def _forgotten(version: int, request: Any) -> Iterable[tuple[TopicKey, int]]:
     for t in request.forgotten_topics_data:
-        topic = (t.topic_id or _NO_ID) if version >= BY_ID else t.topic
+        topic = (t.topic_id or NO_ID) if version >= BY_ID else t.topic
         for number in t.partitions:
             yield topic, int(number)

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from kdirect.broker.answers import Answer, later, nothing
 from kdirect.broker.connection import Connection
 from kdirect.broker.failures import explain
+from kdirect.broker.fetch_contexts import NO_ID
 from kdirect.broker.handlers_fetch import FetchHandlers
 from kdirect.broker.topics import INTERNAL_TOPICS, Topic
 from kdirect.errors import KdirectError, UnknownTopicError
@@ -32,7 +33,6 @@ from kdirect.log.record_keys import KeylessRefusal
 from kdirect.model import TopicPartition
 
 _LENGTH = struct.Struct(">I")
-NO_TOPIC_ID = uuid.UUID(int=0)
 BY_ID = 13  # the version of Produce from which on topics are named by their ids
 _NO_TRANSACTION = "the records belong to a transaction, and the request names none"
 
@@ -119,7 +119,7 @@ def _keys(version: int, request: Any) -> list[str | bytes]:
 
 def _id_of(topic: Any) -> uuid.UUID:
     """The id by which a Produce names a topic; one of zeros is read as None."""
-    return topic.topic_id or NO_TOPIC_ID
+    return topic.topic_id or NO_ID
 
 
 def failed_append(index: int, code: int, message: str | None, start_offset: int = -1) -> Produced:

@@ -23,7 +23,8 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from kdirect.errors import FormatError
-from kdirect.format.record_fields import I16, I32, I64, FieldReader, raw_text, uvarint
+from kdirect.format.datapath import uvarint
+from kdirect.format.record_fields import I16, I32, I64, FieldReader, raw_text
 
 GROUP, TOPICS, MEMBER, TARGET_EPOCH, TARGET, CURRENT, REGEX = 3, 4, 5, 6, 7, 8, 16
 _OF_MEMBERS = frozenset((MEMBER, TARGET, CURRENT, REGEX))

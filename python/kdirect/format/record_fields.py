@@ -30,16 +30,6 @@ def raw_text(value: str, what: str) -> bytes:
     return raw
 
 
-def uvarint(value: int) -> bytes:
-    """A length or a number of the compact types: seven bits a byte, the lowest first."""
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
-
-
 class FieldReader:
     """Reads fields in order; FormatError where the bytes do not hold them.  `what` the bytes are is
     said in errors."""

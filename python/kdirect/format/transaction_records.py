@@ -21,7 +21,8 @@ import struct
 from typing import NamedTuple
 
 from kdirect.errors import FormatError
-from kdirect.format.record_fields import I16, I32, I64, FieldReader, raw_text, uvarint
+from kdirect.format.datapath import uvarint
+from kdirect.format.record_fields import I16, I32, I64, FieldReader, raw_text
 from kdirect.model import TopicPartition
 
 _HEAD = struct.Struct(">hqhib")
