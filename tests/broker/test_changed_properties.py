@@ -3,9 +3,11 @@ sources, and survive a restart."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import time
+from types import SimpleNamespace
 
 import pytest
 from confluent_kafka import KafkaException, Producer
@@ -20,10 +22,12 @@ from confluent_kafka.admin import (
 import kdirect
 from kdirect.broker.changed_properties import PROPERTIES_FILE, value_of_group
 from kdirect.broker.config import BrokerConfig
-from kdirect.broker.member_properties import usable_values
-from kdirect.errors import ConfigError, CorruptLogError
+from kdirect.broker.member_properties import MemberProperties, usable_values
+from kdirect.cluster import paths
+from kdirect.errors import ConfigError, CorruptLogError, StorageFullError
 from kdirect.format import protocol as p
 from kdirect.format.schema import build
+from tests.support import wait_until
 
 BROKER, LOGGER, METRICS, GROUP = 4, 8, 16, 32
 DYNAMIC, FOR_ALL, FILE, DEFAULT = 2, 3, 4, 5
@@ -254,6 +258,88 @@ def test_what_a_store_says_that_cannot_be_has_no_effect(caplog):
     assert changed == {"message.max.bytes": 5000, "log.roll.ms": 60_000}
     for name in ("log.retention.ms", "nonsense", "log.dirs", "preallocation"):
         assert name in caplog.text
+
+
+class FullLogs:
+    """Logs whose properties apply once there is room, and when that was tried."""
+
+    def __init__(self, failures):
+        self.failures, self.config, self.tried = failures, None, []
+
+    def reconfigure(self, config):
+        self.tried.append(time.monotonic())
+        if self.failures:
+            raise self.failures.pop()
+        self.config = config
+
+
+async def member_with(logs, retention_ms="5000"):
+    """The properties of a member in front of these logs, its metadata, and a function that tells
+    of a change."""
+    image = SimpleNamespace(
+        broker_configs={paths.ALL_BROKERS: {"log.retention.ms": retention_ms}}, other_configs={}
+    )
+    told = []
+
+    async def on_admin(work):
+        await asyncio.get_running_loop().run_in_executor(None, work)
+
+    properties = MemberProperties(lambda: SimpleNamespace(image=image), BrokerConfig({}), logs)
+    await asyncio.wait_for(properties.follow(told.append, on_admin), 5)
+
+    def change(value):
+        image.broker_configs[paths.ALL_BROKERS] = {"log.retention.ms": value}
+        told[0](None, None)
+
+    return properties, change
+
+
+def full(times):
+    return [(StorageFullError("the disk is full"), OSError(5, "no"))[i % 2] for i in range(times)]
+
+
+def test_what_does_not_apply_is_tried_again(caplog):
+    """After longer and longer pauses, while the broker starts and serves."""
+
+    async def go():
+        logs = FullLogs(full(2))
+        properties, change = await member_with(logs)
+        assert logs.config is None and "do not apply yet" in caplog.text
+        await asyncio.to_thread(wait_until, lambda: logs.config is not None)
+        assert logs.config.retention_ms == 5000
+        first, second, third = logs.tried
+        assert third - second > 1.5 * (second - first) > 0.5
+        change("6000")  # nothing is to be tried any more
+        await properties.settled()
+        assert (len(logs.tried), logs.config.retention_ms) == (4, 6000)
+        await asyncio.sleep(0.6)
+        assert len(logs.tried) == 4
+
+    asyncio.run(asyncio.wait_for(go(), 30))
+
+
+def test_a_newer_change_does_not_wait_for_the_next_try():
+    async def go():
+        logs = FullLogs(full(1))
+        properties, change = await member_with(logs)
+        change("6000")
+        await properties.settled()
+        assert logs.config.retention_ms == 6000
+        await asyncio.sleep(0.6)
+        assert len(logs.tried) == 2
+
+    asyncio.run(asyncio.wait_for(go(), 30))
+
+
+def test_a_broker_that_stops_tries_nothing_again():
+    async def go():
+        logs = FullLogs(full(1))
+        properties, _ = await member_with(logs)
+        properties.close()
+        await asyncio.sleep(0.6)
+        assert len(logs.tried) == 1
+
+    asyncio.run(asyncio.wait_for(go(), 30))
 
 
 def test_a_stock_client_sees_a_refusal(broker):

@@ -300,6 +300,7 @@ class Member:
 
     async def leave(self) -> None:
         """End replication and the session."""
+        self.properties.close()
         steps = [self._local.stop] if self._local is not None else []
         steps += [self.replicas.stop] if self._replicates else []
         ending = Ending("the membership")
