@@ -116,7 +116,7 @@ group-schedules: install ## Run seeded schedules of consumer groups, by the rule
 api-fuzz: install ## Send a broker frames of every API that are random, cut, damaged or too
 ## large, and look whether others are served; COUNT=100000, SEED=n
 	KDIRECT_FRAMES=$(or $(COUNT),100000) KDIRECT_SEED="$(SEED)" \
-		$(BIN)/pytest --timeout 0 tests/broker/test_api_fuzz.py $(ARGS)
+		$(BIN)/pytest -o faulthandler_timeout=0 tests/broker/test_api_fuzz.py $(ARGS)
 
 .PHONY: commit-schedules
 commit-schedules: install ## Run seeded schedules of offset commits by WRITEs;

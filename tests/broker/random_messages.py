@@ -24,6 +24,7 @@ NAMES = (
     "range",
     "uniform",
 )
+NO_ID = uuid.UUID(int=0)
 HUGE = (0x7FFFFFFF, 0x7FFFFFF0, 0x40000000, 0xFFFFFFFE, 0x80000000)
 HUGE_VARINTS = (b"\xff\xff\xff\xff\x07", b"\xff\xff\xff\xff\x0f", b"\xff" * 10, b"\x80" * 9 + b"\1")
 
@@ -73,6 +74,8 @@ def likely(kind: str, rng: random.Random) -> Any:
     """A value that gets a request past the first checks more often than not."""
     if kind == "string" and rng.random() < 0.8:
         return rng.choice(NAMES)
+    if kind == "uuid" and rng.random() < 0.4:
+        return NO_ID
     if kind.startswith("int") and rng.random() < 0.8:
         return rng.choice((0, 0, 0, 1, 1, 2, 3, 5, -1, -1, -2, 100))
     return anything(kind, rng)

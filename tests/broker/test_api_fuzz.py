@@ -29,6 +29,7 @@ CONNECTIONS = 8
 CHECK_EVERY = 50  # frames
 LONGEST_S = 10.0  # that others wait
 MEMORY_BYTES = 256 << 20
+SLOWEST = 20  # frames in a second
 
 
 class Attacker:
@@ -67,7 +68,14 @@ def resident(pid: int) -> int:
     return int(re.search(r"RssAnon:\s+(\d+) kB", status)[1]) << 10  # type: ignore[index]
 
 
-@pytest.mark.timeout(600)
+def test_frames_name_topics_by_ids_that_there_cannot_be(seed: int) -> None:
+    rng = random.Random(seed)
+    produce = p.APIS[0]
+    found = sum(b"\0" * 16 in frame(produce, 13, rng) for _ in range(200))
+    assert 20 < found < 180
+
+
+@pytest.mark.timeout(300 + FRAMES // SLOWEST)
 def test_hostile_frames(broker_process: Callable[..., BrokerProcess], seed: int) -> None:
     rng = random.Random(seed)
     versions = [
