@@ -24,6 +24,7 @@ from uuid import uuid4
 
 from kdirect.objects import ObjectStore
 from kdirect.store.zookeeper_server import free_port
+from tests.support import die_with_parent
 
 KEY_ID, SECRET = "kdirect-test-id", "kdirect-test-secret-5d41"
 BUCKET = "tiers"
@@ -96,7 +97,11 @@ class S3Proxy:
         self.said = directory / "s3proxy.log"
         with self.said.open("wb") as out:
             self.process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                preexec_fn=die_with_parent,
             )
         _wait_for(self.process, self.port, "/", self.said)
 
@@ -135,6 +140,7 @@ class FakeGcs:
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,
+                preexec_fn=die_with_parent,
             )
         _wait_for(self.process, self.port, "/storage/v1/b?project=test", self.said)
 

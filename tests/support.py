@@ -6,6 +6,7 @@ each room.
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import os
 import signal
@@ -19,6 +20,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 READY = "kdirect broker ready on "
 END_TIMEOUT_S = 30
+PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None)
 
 
 def wait_until(
@@ -59,6 +62,13 @@ def stop_process(pid: int) -> None:
     os.kill(pid, signal.SIGSTOP)
     state = os.waitid(os.P_PID, pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
     assert state is not None and state.si_code == os.CLD_STOPPED, "it ended before it stood"
+
+
+def die_with_parent() -> None:
+    """`preexec_fn` of a process that the one which starts it must not leave behind, even when
+    killed.  Start it on the main thread: the kernel takes the end of the thread for that of the
+    parent."""
+    _LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def cpu_ticks(pid: int) -> int:

@@ -11,7 +11,7 @@ import pytest
 
 import kdirect
 from tests.java.conftest import class_path
-from tests.support import wait_until
+from tests.support import die_with_parent, wait_until
 
 pytestmark = pytest.mark.slow
 END_S = 30
@@ -31,7 +31,7 @@ def standalone(jars: list[Path], files: list[str], log: Path) -> Iterator[None]:
                "-XX:+UseSerialGC", "-Dlog4j2.level=off",
                "org.apache.kafka.connect.cli.ConnectStandalone", *files]  # fmt: skip
     with log.open("ab") as out:
-        process = subprocess.Popen(command, stdout=out, stderr=out)
+        process = subprocess.Popen(command, stdout=out, stderr=out, preexec_fn=die_with_parent)
     try:
         yield
         process.terminate()

@@ -10,6 +10,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from tests.support import die_with_parent
+
 WAIT_S = 60
 
 
@@ -24,6 +26,7 @@ class Tool:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
+            preexec_fn=die_with_parent,
         )
         self._told: dict[str, list[dict[str, Any]]] = {}
         self._taken: dict[str, int] = {}
