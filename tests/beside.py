@@ -1,15 +1,20 @@
-"""``pytest --beside``: tests that need only a core run beside all others, in a second process.
+"""``pytest --beside``: three processes make one run.
 
 Most tests start brokers and clients and wait for them, one test at a time, while a core stands
-still.  The tests of `CALM` use that core.  Nothing in them depends on how fast they are: no
+still.  So the tests of `APART`, most of which start several brokers, JVMs or Spark, run beside all
+others.  The tests of `CALM` take what both leave: nothing in them depends on how fast they are, no
 process on the other side, no socket, no deadline that is meant; they compute, in simulated time if
-any.  So their process has a low priority, and takes what the others leave.  One exception measures
-real systems: its figures are held against nothing, and its patience is minutes.  Nothing else may
-enter, for two tests of real processes at once would wait for each other.
+any.  So their process has a low priority.  One exception measures real systems: its figures are
+held against nothing, and its patience is minutes.
 
-What the second process finds is told by the first when its own tests are done, as if it had run
-them: one summary, one status.  A test of which nothing was heard has failed.  An option of pytest
-that asks for a look at a single process (``--pdb``, ``--collect-only``) takes precedence.
+The first process collects, hands each part to a process of its own, and tells what they found, as
+if it had run it: one summary, one status.  A test of which nothing was heard has failed.  A test
+that failed beside others is run once more, alone, and that result counts; of more than `MOST_AGAIN`
+nobody says that it was for want of a core.  The summary names what passed only then.
+
+If one part has all tests that were chosen, the first process runs them itself, and none of them
+twice.  So it does for an option that asks for a look at a single process (``--pdb``, ``-s``,
+``--collect-only``, ``--stepwise``).
 """
 
 from __future__ import annotations
@@ -23,8 +28,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -54,30 +61,51 @@ CALM = (
     "tests/test_architecture.py",
     "tests/test_stubs.py",
 )
-# Set in the second process only: the directory in which it finds what to run and leaves what came
-# of it.
+APART = ("tests/java", "tests/members", "tests/spark")
+# The parts by name, in the order in which they are waited for.
+OTHERS, APART_NAME, CALM_NAME, AGAIN = "all others", "several brokers", "calm", "second try"
+ORDER = (OTHERS, APART_NAME, CALM_NAME)
+# Set in the process of a part only: the directory in which it finds what to run and leaves what
+# came of it.
 PLACE = "KDIRECT_BESIDE"
 WANTED, REPORTS, SAID = "wanted", "reports", "said"
-TIMEOUT = 900  # of a calm test, as long as the others leave it little
+CALM_TIMEOUT = 900  # of a calm test, as long as the others leave it little
 # As nice as this while the others run: a tenth of a core that both want.  Where the kernel shares
 # cores among sessions first, that is said of the session too, and taken back in the end.
 NICE = 10
+MOST_AGAIN = 5
+EVERY_S = 0.1  # a look at what the parts have said
+END_S = 30  # for the fixtures of a part that is told to end
 PR_SET_PDEATHSIG = 1
-LINES = 60  # of what the second process said, if it did not end well
+LINES = 100  # of what a part said, if it did not end well
+
+Reports = list[Any]  # of one test: its setup, call and teardown
 
 
-def is_calm(item: pytest.Item) -> bool:
+def is_below(item: pytest.Item, paths: Iterable[str]) -> bool:
     path = os.path.relpath(item.path, item.config.rootpath)
-    return any(path == calm or path.startswith(f"{calm}/") for calm in CALM)
+    return any(path == one or path.startswith(f"{one}/") for one in paths)
+
+
+def part_of(item: pytest.Item) -> str:
+    if is_below(item, CALM):
+        return CALM_NAME
+    return APART_NAME if is_below(item, APART) else OTHERS
 
 
 def register(config: pytest.Config, environment: dict[str, str]) -> None:
-    """What this process does, by its options.  `environment`: for the second one."""
+    """What this process does, by its options.  `environment`: for the processes of the parts."""
     option = config.option
     if place := os.environ.get(PLACE):
-        config.pluginmanager.register(Calm(Path(place), config), "calm")
-    elif option.beside and not (option.usepdb or option.trace or option.collectonly):
-        config.pluginmanager.register(Others(environment), "others")
+        config.pluginmanager.register(Part(Path(place), config), "part")
+    elif option.beside and not (
+        option.usepdb
+        or option.trace
+        or option.collectonly
+        or option.capture == "no"
+        or getattr(option, "stepwise", False)
+    ):
+        config.pluginmanager.register(Whole(environment), "whole")
 
 
 def be_nice(pid: int, nice: int) -> None:
@@ -85,128 +113,327 @@ def be_nice(pid: int, nice: int) -> None:
         Path(f"/proc/{pid}/autogroup").write_text(str(nice))
 
 
-class Others:
-    """The first process: hands out the calm tests, runs the others, and tells of both."""
+def has_failed(reports: Reports) -> bool:
+    return any(report.failed for report in reports)
+
+
+class Whole:
+    """The first process: hands out the parts, and tells of all."""
 
     def __init__(self, environment: dict[str, str]) -> None:
         self.environment = environment
-        self.calm: list[str] = []
-        self.process: subprocess.Popen[bytes] | None = None
+        self.parts: dict[str, list[pytest.Item]] = {}
+        self.running: list[Running] = []
+        # Tests that failed and may have a second try; None: there is none any more.
+        self.held: list[Reports] | None = []
+        self.passed_alone: list[Reports] = []
 
     @pytest.hookimpl(trylast=True)
-    def pytest_collection_modifyitems(
-        self, session: pytest.Session, config: pytest.Config, items: list[pytest.Item]
-    ) -> None:
-        calm = [item for item in items if is_calm(item)]
-        if not calm or len(calm) == len(items):
-            return
-        items[:] = [item for item in items if not is_calm(item)]
-        self.calm = [item.nodeid for item in calm]
-        self.files = list(dict.fromkeys(str(item.path) for item in calm))
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        parts: dict[str, list[pytest.Item]] = {}
+        for item in items:
+            parts.setdefault(part_of(item), []).append(item)
+        if len(parts) > 1:
+            self.parts = {name: parts[name] for name in ORDER if name in parts}
 
-    @pytest.hookimpl(wrapper=True)
-    def pytest_runtestloop(self, session: pytest.Session) -> Iterator[None]:
-        if not self.calm or session.testsfailed:  # the collection failed
-            return (yield)
-        with tempfile.TemporaryDirectory(prefix="kdirect-beside-") as name:
-            place = Path(name)
-            self.start(session.config, place)
-            session.testscollected += len(self.calm)  # of which the progress is told
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> bool | None:
+        if not self.parts or session.testsfailed:  # the collection failed
+            return None
+        self.session, self.config = session, session.config
+        self.reporter: Any = self.config.pluginmanager.get_plugin("terminalreporter")
+        if self.config.option.maxfail:
+            self.held = None
+        sizes = [f"{len(items)} of part {name!r}" for name, items in self.parts.items()]
+        self.reporter.write_line(f"processes side by side: {', '.join(sizes)}")
+        with tempfile.TemporaryDirectory(prefix="kdirect-beside-") as directory:
             try:
-                result = yield
-                self.tell(session, place)
+                for number, (name, items) in enumerate(self.parts.items()):
+                    self._start(name, items, Path(directory, str(number)))
+                self._follow()
+                self._try_again(Path(directory, "again"))
             finally:
-                self.end()
-        if session.shouldfail:  # --maxfail, reached by what was told
-            raise session.Failed(session.shouldfail)
-        return result
+                for part in self.running:
+                    part.tell_to_end()
+                for part in self.running:
+                    part.end()
+        return True
 
-    def start(self, config: pytest.Config, place: Path) -> None:
-        (place / WANTED).write_text(json.dumps(self.calm))
-        # Paths are replaced by those of the calm tests; every option holds for both.
+    def _start(self, name: str, items: Sequence[pytest.Item], place: Path) -> Running:
+        part = Running(name, items, self.config, self.environment, place)
+        self.running.append(part)
+        return part
+
+    def _follow(self) -> None:
+        """Until all parts have ended: tell what they have done, one file after the other."""
+        waiting = list(self.running)
+        while waiting:
+            if all(part.is_calm for part in waiting):  # nobody is left to be nice to
+                for part in waiting:
+                    be_nice(part.process.pid, 0)
+            for part in list(waiting):
+                over = part.is_over()  # before the look: what comes after it is the last
+                found = part.look(over)
+                self._warn(part)
+                for reports in found:
+                    self._done(reports)
+                if over:
+                    waiting.remove(part)
+                    self._tell_lost(part)
+            if waiting:
+                time.sleep(EVERY_S)
+
+    def _done(self, reports: Reports) -> None:
+        if self.held is None or not has_failed(reports):
+            self._tell(reports)
+            return
+        self.held.append(reports)
+        if len(self.held) > MOST_AGAIN:
+            self._give_up()
+
+    def _give_up(self) -> None:
+        """What is held has failed, and so has what fails from now on."""
+        held, self.held = self.held or [], None
+        for reports in held:
+            self._tell(reports)
+
+    def _tell(self, reports: Reports) -> None:
+        hook, first = self.config.hook, reports[0]
+        where = {"nodeid": first.nodeid, "location": first.location}
+        hook.pytest_runtest_logstart(**where)
+        for report in reports:
+            hook.pytest_runtest_logreport(report=report)
+        hook.pytest_runtest_logfinish(**where)
+        if self.session.shouldfail:  # --maxfail, reached by what was told
+            raise self.session.Failed(self.session.shouldfail)
+
+    def _warn(self, part: Running) -> None:
+        for text, name, file, line, nodeid in part.take_warnings():
+            category = type(name, (Warning,), {})
+            message = warnings.WarningMessage(category(text), category, file, line)
+            self.config.hook.pytest_warning_recorded.call_historic(
+                kwargs={
+                    "warning_message": message,
+                    "when": "runtest",
+                    "nodeid": nodeid,
+                    "location": None,
+                }
+            )
+
+    def _tell_lost(self, part: Running) -> None:
+        if (why := part.what_is_wrong()) is None:
+            return
+        nodeid = (part.lost or part.wanted)[0]
+        self._tell(
+            [
+                pytest.TestReport(
+                    nodeid=nodeid,
+                    location=(nodeid.split("::")[0], None, f"the process of part {part.name!r}"),
+                    keywords={},
+                    outcome="failed",
+                    longrepr=why,
+                    when="call",
+                )
+            ]
+        )
+
+    def _try_again(self, place: Path) -> None:
+        """Run what failed once more, when nothing else runs."""
+        if not self.held:
+            return
+        first = {reports[0].nodeid: reports for reports in self.held}
+        self.reporter.ensure_newline()
+        self.reporter.write_line(f"once more, alone: {len(first)} tests that failed")
+        items = [item for part in self.parts.values() for item in part if item.nodeid in first]
+        part = self._start(AGAIN, items, place)
+        while not (over := part.is_over()):
+            time.sleep(EVERY_S)
+        for reports in part.look(over):
+            before = first.pop(reports[0].nodeid)
+            if not has_failed(reports):
+                self.passed_alone.append(before)
+            self._tell(reports)
+        for reports in first.values():  # of which nothing was heard the second time
+            self._tell(reports)
+        self._tell_lost(part)
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        if not self.passed_alone:
+            return
+        terminalreporter.section("failed beside others, and passed alone")
+        for reports in self.passed_alone:
+            for report in reports:
+                if report.failed:
+                    terminalreporter.write_sep("_", f"{report.nodeid} ({report.when})")
+                    terminalreporter.write_line(report.longreprtext)
+        names = [reports[0].nodeid for reports in self.passed_alone]
+        for nodeid in names:
+            terminalreporter.write_line(f"PASSED ALONE {nodeid}")
+        # Into the line that closes the run.
+        counted = [SimpleNamespace(nodeid=nodeid) for nodeid in names]
+        terminalreporter._add_stats("passed alone only", counted)
+
+
+class Running:
+    """A part as the first process sees it.  `end` it."""
+
+    def __init__(
+        self,
+        name: str,
+        items: Sequence[pytest.Item],
+        config: pytest.Config,
+        environment: dict[str, str],
+        place: Path,
+    ) -> None:
+        self.name = name
+        self.wanted = [item.nodeid for item in items]
+        self.is_calm = name == CALM_NAME
+        self._config = config
+        self._place = place
+        self._unread = b""
+        self._position = 0
+        self._tests: dict[str, Reports] = {}  # begun, and not all of it heard
+        self._file: list[Reports] = []  # tests of the file that runs
+        self._heard: set[str] = set()
+        self._warnings: list[list[Any]] = []
+        place.mkdir()
+        nice = NICE if self.is_calm else 0
+        (place / WANTED).write_text(json.dumps([nice, self.wanted]))
+        (place / REPORTS).touch()
+        # Paths are replaced by those of the part's tests; every option holds for all parts.
         options = [a for a in config.invocation_params.args if a not in config.args]
+        if any(part_of(item) == CALM_NAME for item in items):
+            options += ["--timeout", str(CALM_TIMEOUT)]
+        files = dict.fromkeys(str(item.path) for item in items)
         with open(place / SAID, "wb") as said:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "pytest", *options, "--timeout", str(TIMEOUT), *self.files],
-                env={**os.environ, **self.environment, PLACE: str(place)},
+                [sys.executable, "-m", "pytest", *options, *files],
+                env={**os.environ, **environment, PLACE: str(place)},
                 cwd=config.invocation_params.dir,
                 stdin=subprocess.DEVNULL,
                 stdout=said,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        reporter: Any = config.pluginmanager.get_plugin("terminalreporter")
-        reporter.write_line(f"beside these: {len(self.calm)} tests that need only a core")
 
-    def tell(self, session: pytest.Session, place: Path) -> None:
-        """Wait for the second process, and report what it did as one's own."""
-        assert self.process is not None
-        config = session.config
-        reporter: Any = config.pluginmanager.get_plugin("terminalreporter")
-        be_nice(self.process.pid, 0)  # nobody is left to be nice to
-        begun = time.monotonic()
-        status = self.process.wait()
-        waited = time.monotonic() - begun
-        reporter.ensure_newline()
-        reporter.write_line(f"beside these (it took {waited:.0f} s more):")
-        told = set()
-        with contextlib.suppress(FileNotFoundError), open(place / REPORTS) as reports:
-            for line in reports:
-                data = json.loads(line)
-                report = config.hook.pytest_report_from_serializable(config=config, data=data)
-                if report.when == "setup":
-                    config.hook.pytest_runtest_logstart(
-                        nodeid=report.nodeid, location=report.location
-                    )
-                config.hook.pytest_runtest_logreport(report=report)
-                if report.when == "teardown":
-                    told.add(report.nodeid)
-                    config.hook.pytest_runtest_logfinish(
-                        nodeid=report.nodeid, location=report.location
-                    )
-        lost = [nodeid for nodeid in self.calm if nodeid not in told]
-        if lost or status not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
-            said = (place / SAID).read_text(errors="replace").splitlines()[-LINES:]
-            why = f"it ended with status {status}, and nothing was heard of {len(lost)} tests"
-            first = lost[0] if lost else self.calm[-1]
-            config.hook.pytest_runtest_logreport(
-                report=pytest.TestReport(
-                    nodeid=first,
-                    location=(first.split("::")[0], None, "the tests beside these"),
-                    keywords={},
-                    outcome="failed",
-                    longrepr="\n".join([*said, f"the process beside this one: {why}"]),
-                    when="call",
-                )
-            )
+    def is_over(self) -> bool:
+        """Has it ended?  Then nothing of it is left."""
+        ended = os.WEXITED | os.WNOHANG | os.WNOWAIT  # its number is its group's until it is reaped
+        if self.process.returncode is None and os.waitid(os.P_PID, self.process.pid, ended):
+            self._signal_group(signal.SIGKILL)
+            self.process.wait()
+        return self.process.returncode is not None
+
+    def _signal_group(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, number)
+
+    def look(self, over: bool) -> list[Reports]:
+        """The tests of files that are done, `over`: all that were begun."""
+        out: list[Reports] = []
+        with open(self._place / REPORTS, "rb") as file:
+            file.seek(self._position)
+            found = file.read()
+        self._position += len(found)
+        *lines, self._unread = (self._unread + found).split(b"\n")
+        for line in lines:
+            what, data = json.loads(line)
+            if what == "warning":
+                self._warnings.append(data)
+                continue
+            hook = self._config.hook
+            report = hook.pytest_report_from_serializable(config=self._config, data=data)
+            if self._file and self._file[0][0].location[0] != report.location[0]:
+                out += self._file
+                self._file = []
+            self._tests.setdefault(report.nodeid, []).append(report)
+            if report.when == "teardown":
+                self._heard.add(report.nodeid)
+                self._file.append(self._tests.pop(report.nodeid))
+        if over:
+            out += [*self._file, *self._tests.values()]
+            self._file, self._tests = [], {}
+        return out
+
+    def take_warnings(self) -> list[list[Any]]:
+        found, self._warnings = self._warnings, []
+        return found
+
+    @property
+    def lost(self) -> list[str]:
+        """Tests of which not everything was heard."""
+        return [nodeid for nodeid in self.wanted if nodeid not in self._heard]
+
+    def what_is_wrong(self) -> str | None:
+        """Why a part that is over has failed, whatever its tests say; None: it has not."""
+        status, lost = self.process.returncode, self.lost
+        if not lost and status in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+            return None
+        said = (self._place / SAID).read_text(errors="replace").splitlines()[-LINES:]
+        why = f"the process of part {self.name!r} ended with status {status}"
+        names = [f", and nothing was heard of {len(lost)} tests:", *lost] if lost else [""]
+        return "\n".join([*said, why + names[0], *names[1:]])
+
+    def tell_to_end(self) -> None:
+        if not self.is_over():
+            self.process.send_signal(signal.SIGTERM)
 
     def end(self) -> None:
-        """Nothing of the second process outlives this one."""
-        if self.process is not None and self.process.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.process.pid, signal.SIGTERM)
-            self.process.wait()
+        """Wait until it has ended: nothing of it outlives the first process."""
+        until = time.monotonic() + END_S
+        while not self.is_over():
+            if time.monotonic() > until:
+                self._signal_group(signal.SIGKILL)
+            time.sleep(0.02)
 
 
-class Calm:
-    """The second process: runs what it was told to, at the low priority."""
+class Part:
+    """The process of a part: runs what it was told to."""
 
     def __init__(self, place: Path, config: pytest.Config) -> None:
-        self.place = place
         self.config = config
         self.reports = open(place / REPORTS, "a", buffering=1)  # noqa: SIM115 (until the end)
-        os.nice(NICE)
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)  # and of the first, if killed
-        be_nice(os.getpid(), NICE)
+        nice, wanted = json.loads((place / WANTED).read_text())
+        self.wanted = set(wanted)
+        os.nice(nice)
+        be_nice(os.getpid(), nice)
+        # Told to end, and when the first process was killed: by way of the fixtures, which end what
+        # they have started.
+        self.pid = os.getpid()
+        signal.signal(signal.SIGTERM, self._interrupt)
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        # What is told and kept of a run is for the first process.
+        config.option.xmlpath = None
+        for name in ("lfplugin", "nfplugin", "lfplugin-collwrapper"):
+            if config.pluginmanager.has_plugin(name):
+                config.pluginmanager.unregister(name=name)
+
+    def _interrupt(self, number: int, frame: object) -> None:
+        if os.getpid() == self.pid:
+            raise KeyboardInterrupt
+        signal.signal(number, signal.SIG_DFL)  # a process that was forked off
+        os.kill(os.getpid(), number)
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        wanted = set(json.loads((self.place / WANTED).read_text()))
-        items[:] = [item for item in items if item.nodeid in wanted]
+        items[:] = [item for item in items if item.nodeid in self.wanted]
+
+    def _write(self, what: str, data: Any) -> None:
+        self.reports.write(json.dumps([what, data]) + "\n")
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        data = self.config.hook.pytest_report_to_serializable(config=self.config, report=report)
-        self.reports.write(json.dumps(data) + "\n")
+        hook = self.config.hook
+        data = hook.pytest_report_to_serializable(config=self.config, report=report)
+        self._write("report", data)
+
+    def pytest_warning_recorded(
+        self, warning_message: warnings.WarningMessage, when: str, nodeid: str
+    ) -> None:
+        if when == "runtest":  # the first process has those of the collection itself
+            w = warning_message
+            self._write(
+                "warning", [str(w.message), w.category.__name__, w.filename, w.lineno, nodeid]
+            )
 
     def pytest_unconfigure(self) -> None:
         self.reports.close()

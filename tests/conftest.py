@@ -48,7 +48,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--beside",
         action="store_true",
-        help="run the tests that need only a core in a second process, beside all others",
+        help="run the tests in parts side by side, each in a process of its own (tests/beside.py)",
     )
 
 
