@@ -78,6 +78,9 @@ class Replicas:
     def watch_readable(self, tp: TopicPartition) -> None:
         self.watched = True
 
+    def start_moved(self, tp: TopicPartition) -> None:
+        pass
+
     def tell(self) -> None:
         for end, future in sorted(self.waiting, key=lambda row: row[0]):
             if not future.done() and end <= self.w.log.high_watermark:

@@ -328,7 +328,8 @@ def test_commits_between_generations_are_refused_and_those_of_no_member_are_not(
 def test_a_negative_timeout_is_none(broker, make, transport, monkeypatch):
     """Each record comes when the call has looked for it five times."""
     (tp,) = fill(broker, 0)
-    consumer = make(broker, group_id="g", transport=transport)
+    quick = {"fetch_wait_max_ms": 50}  # one look
+    consumer = make(broker, group_id="g", transport=transport, **quick)
     consumer.assign({tp: 0})
     assert consumer.committed([tp], -1) == consumer.committed([tp], None) == {tp: None}
     pull, calls = consumer._reading.pull, []

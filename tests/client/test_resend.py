@@ -20,7 +20,7 @@ from kdirect.client.request_append import RequestAppender
 from kdirect.errors import BufferFullError, DeliveryError
 from kdirect.format.codec import encode_records
 from kdirect.model import TopicPartition
-from tests.support import stop_process
+from tests.support import stop_process, wait_until
 
 TP = TopicPartition("t", 0)
 UNDER_WAY = 1000
@@ -153,7 +153,8 @@ def test_another_partition_is_written_meanwhile(served, smaller):
     with kdirect.Producer({**settings, "max.block.ms": 0}) as producer:
         left_under_way(broker, producer, None, smaller)
         with StopsWhenRepeated(broker, producer) as stopping:
-            polls = threading.Thread(target=longest_poll, args=(producer, lambda: False, 8))
+            over = threading.Event()
+            polls = threading.Thread(target=longest_poll, args=(producer, over.is_set, 30))
             polls.start()
             assert stopping.happened.wait(15)
             longest, until = 0.0, time.monotonic() + 2
@@ -164,6 +165,8 @@ def test_another_partition_is_written_meanwhile(served, smaller):
                 time.sleep(0.001)
             assert longest < TIMEOUT_S / 4
             os.kill(broker.pid, signal.SIGCONT)
+            wait_until(lambda: len(producer) == 0, "everything was answered")
+            over.set()
             polls.join(60)
         assert producer.flush() == 0
     assert values(broker) == [FIRST, *(b"%d" % i for i in range(UNDER_WAY))]

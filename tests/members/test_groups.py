@@ -237,6 +237,7 @@ def test_a_rewritten_log_of_groups_is_the_same_on_all_replicas(
             and len({c.log_start_offset for c in copies}) == 1
         ),
         "the copies followed",
+        timeout_s=5,  # the leader looks only after half of replica.lag.time.max.ms, 15 s
     )
     assert led.log_start_offset > 100
     assert len({tuple(s.base_offset for s in c.segments) for c in copies}) == 1

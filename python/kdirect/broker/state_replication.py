@@ -54,7 +54,7 @@ Append: TypeAlias = Callable[
 
 
 class Committing(Protocol):
-    """As much of `kdirect.broker.services.Replicas` as appends with acks=all need."""
+    """As much of `kdirect.broker.services.Replicas` as appends with acks=all and rewriting need."""
 
     def may_append(self, tp: TopicPartition, /) -> None:
         """NotEnoughReplicasError below min.insync.replicas."""
@@ -70,6 +70,9 @@ class Committing(Protocol):
 
     def watch_readable(self, tp: TopicPartition, /) -> None:
         """Have `on_high_watermark` called when the high watermark moves next."""
+
+    def start_moved(self, tp: TopicPartition, /) -> None:
+        """The log of `tp` starts later: followers are told."""
 
 
 class Change:
@@ -245,6 +248,7 @@ class StateReplication:
 
         self._on_thread(partition, lambda: partition.delete_records(rewriting.start), told)
         await done
+        self._replicas.start_moved(tp)
         after = partition.log_end_offset - partition.log_start_offset
         log.info("rewrote %s: %d records became %d", partition.topic_partition, before, after)
 
