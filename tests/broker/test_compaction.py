@@ -244,15 +244,22 @@ def test_a_refusal_names_the_records_without_a_key(broker, raw, codec, version) 
     )
 
 
-def test_kdirects_producer_writes_a_compacted_topic(broker) -> None:
-    """Its records are checked as all others; those of a topic that becomes compacted, too."""
+@pytest.mark.parametrize("empty", [False, True], ids=["a-record", "no-record"])
+def test_kdirects_producer_writes_a_compacted_topic(broker, empty) -> None:
+    """Its records are checked as all others; those of a topic that becomes compacted, too, also if
+    the head that the producer was granted has no record yet."""
     servers = broker.bootstrap_servers
     client = create(servers, "t", **{"cleanup.policy": "delete"})
     errors = []
     producer = kdirect.Producer({"bootstrap.servers": servers, "transport": "shm"})
-    producer.produce("t", b"1", None, on_delivery=lambda e, m: errors.append(e))
+    far = int(time.time() * 1000) + 10 * 86_400_000  # is refused, after the head was granted
+    producer.produce(
+        "t", b"1", None, timestamp=far if empty else 0, on_delivery=lambda e, m: errors.append(e)
+    )
     producer.flush(10)
-    assert errors == [None], "any topic takes it before"
+    assert [e is None for e in errors] == [not empty], "any topic takes a record without a key"
+    head = broker.server.logs.partitions[TopicPartition("t", 0)].head
+    assert head is not None and (head.size == 0) is empty
     where = confluent_admin.ConfigResource(confluent_admin.RESOURCE_TOPIC, "t")
     where.add_incremental_config(
         confluent_admin.ConfigEntry(

@@ -536,7 +536,8 @@ class Partition(LogAgreement):
             self._configure_kernel()
             if config.looks_into_records and was_free:
                 with contextlib.suppress(StorageFullError):
-                    self.roll()  # producers over RDMA lose the head: their records have no check
+                    # Producers over RDMA lose the head: their records have no check.
+                    self.take_head_back()
             if changed:
                 # What was appended before waits for a flush from now on, and nobody has begun one.
                 with contextlib.suppress(LogError):  # which was logged

@@ -220,6 +220,20 @@ class Rolling(Tiering):
                 return self._open_head(0, now_ms(), fresh=active.size > 0)
             return self._roll(now_ms())
 
+    def take_head_back(self) -> Segment:
+        """As `roll`, but an empty head is moved to a fresh file as well: whoever was granted it may
+        write no more records into the log, and is told before.  The old file keeps its length, as
+        in `fence_head`.  StorageFullError."""
+        with self._roll_lock:
+            self._check_open()
+            old = self._segments[-1]
+            if not old.is_head or old.size:
+                return self.roll()
+            for callback in self.before_roll:
+                callback(self)
+            old.keep_length = True
+            return self._replace_empty(old, now_ms())
+
     def prepare_next(self) -> PreparedHead:
         """The files of a head to come, whole, for a producer that is granted them while it fills
         the present head.  The caller hands them to `roll_into`, or discards them.
