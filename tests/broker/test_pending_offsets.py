@@ -11,7 +11,10 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
 import kdirect
+from kdirect.broker.topics import OFFSETS_TOPIC
+from kdirect.format import layout
 from kdirect.format import protocol as p
+from kdirect.format.batch import crc32c, iterate_batches
 from kdirect.format.error_codes import ErrorCode
 from kdirect.format.group_records import CommittedOffset
 from kdirect.format.schema import build
@@ -107,6 +110,43 @@ def test_an_old_offset_stays_while_a_transaction_commits_the_next(
     assert sides.committed() == {"t": 7}
     sides.restart()
     assert sides.committed() == {"t": 7}
+
+
+def without_its_transaction(log: Path) -> bytes:
+    """A log of offsets whose transaction was aborted long ago, as Kafka's cleaner leaves it: of the
+    marker there is the head of its batch, which keeps the producer's epoch."""
+    data, out = log.read_bytes(), b""
+    for batch in iterate_batches(data):
+        piece = bytearray(data[batch.position : batch.position + batch.size])
+        if batch.is_control:
+            del piece[layout.BATCH_HEADER_BYTES :]
+            piece[8:12] = (len(piece) - 12).to_bytes(4, "big")
+            piece[layout.BATCH_RECORDS_COUNT :] = bytes(4)
+            crc = crc32c(bytes(piece[layout.BATCH_ATTRIBUTES :]))
+            piece[layout.BATCH_CRC : layout.BATCH_ATTRIBUTES] = crc.to_bytes(4, "big")
+        if batch.is_control or not batch.is_transactional:
+            out += piece
+    return out
+
+
+def test_offsets_are_loaded_behind_a_marker_that_was_cleaned_away(sides: Any) -> None:
+    sides.begin(7)
+    sides.producer.abort_transaction(10)
+    group = {"bootstrap.servers": sides.broker.bootstrap_servers, "group.id": "g"}
+    plain = ck.Consumer(group)
+    plain.commit(offsets=[ck.TopicPartition("t", 0, 9)], asynchronous=False)
+    plain.close()
+    sides.broker.stop()
+    directory = Path(sides.path, f"{OFFSETS_TOPIC}-0")
+    (log,) = directory.glob("*.log")
+    *_, last = iterate_batches(log.read_bytes())
+    (directory / f"{last.next_offset:020d}.log").touch()  # only sealed segments are cleaned
+    log.write_bytes(without_its_transaction(log))
+    metadata = directory / "partition.metadata"
+    kept = [x for x in metadata.read_text().splitlines() if not x.startswith("kdirect")]
+    metadata.write_text("\n".join(kept))
+    sides.start()
+    assert sides.committed() == {"t": 9}
 
 
 def test_a_member_with_an_old_epoch_can_abort(sides: Any, raw: Callable[..., Any]) -> None:

@@ -298,11 +298,13 @@ class StateTopic:
                 one = partial(to.pending, batch.producer_id)
                 offset = self._take(partition, piece, offset, one)
                 continue
+            offset = batch.next_offset
+            if batch.records_count == 0:  # the cleaner of Kafka has removed its marker
+                continue
             try:
                 to.ended(batch.producer_id, marker_commits(piece))
             except FormatError as e:
                 raise self._unreadable(partition, batch.base_offset, str(e)) from e
-            offset = batch.next_offset
         return offset
 
     def _apply(self, partition: Partition, rows: Iterable[Any], apply: Apply) -> None:
