@@ -96,7 +96,8 @@ def part_of(item: pytest.Item) -> str:
 def register(config: pytest.Config, environment: dict[str, str]) -> None:
     """What this process does, by its options.  `environment`: for the processes of the parts."""
     option = config.option
-    if place := os.environ.get(PLACE):
+    # Taken away: a pytest that a test starts is no part.
+    if place := os.environ.pop(PLACE, None):
         config.pluginmanager.register(Part(Path(place), config), "part")
     elif option.beside and not (
         option.usepdb
@@ -343,6 +344,8 @@ class Running:
                 continue
             hook = self._config.hook
             report = hook.pytest_report_from_serializable(config=self._config, data=data)
+            if report.skipped and isinstance(report.longrepr, list):  # JSON knows no tuples
+                report.longrepr = tuple(report.longrepr)
             if self._file and self._file[0][0].location[0] != report.location[0]:
                 out += self._file
                 self._file = []

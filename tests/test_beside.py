@@ -198,11 +198,33 @@ def test_a_process_that_dies_fails_the_run(tree: Path, name: str) -> None:
 
 
 def test_a_process_that_does_not_begin_fails_the_run(tree: Path) -> None:
-    code = f"import os\nif os.environ.get({beside.PLACE!r}):\n    raise OSError('last words')\n"
+    code = "import os\nif os.environ.get('GIVEN'):\n    raise OSError('last words')\n"
     (tree / "calm" / "conftest.py").write_text(code)
     status, said = run(tree)
     assert (status, summary(said)) == (1, "1 failed, 3 passed"), said
     assert "last words" in said and "nothing was heard of 4 tests" in said
+
+
+def test_skipped_tests_are_told_with_their_reason(tree: Path) -> None:
+    code = "import pytest\n\ndef test_skips():\n    pytest.skip('not today')\n"
+    (tree / "apart" / "test_more.py").write_text(code)
+    status, said = run(tree, "-rs")
+    assert (status, summary(said)) == (0, "7 passed, 1 skipped"), said
+    assert "SKIPPED [1] apart/test_more.py:4: not today" in said, said
+
+
+def test_a_run_that_a_test_starts_is_a_run_of_its_own(tree: Path) -> None:
+    """Not one more process of the part, whose reports would be taken for the part's."""
+    (tree / "inner").mkdir()
+    (tree / "inner" / "test_inner.py").write_text("def test_inner():\n    assert False\n")
+    (tree / "test_starts.py").write_text(
+        "import subprocess, sys\n\ndef test_starts(part):\n"
+        "    command = [sys.executable, '-m', 'pytest', 'inner']\n"
+        "    done = subprocess.run(command, capture_output=True, text=True)\n"
+        "    assert '1 failed' in done.stdout, done.stdout\n"
+    )
+    status, said = run(tree, "--ignore=inner")
+    assert (status, summary(said)) == (0, "8 passed"), said
 
 
 def test_enough_failures_end_the_run(tree: Path) -> None:
