@@ -175,6 +175,16 @@ def test_a_store_that_takes_no_claim_is_reported_and_not_asked_again_and_again()
     assert candidate.phase is Phase.WATCHING
 
 
+def test_what_is_noticed_while_a_claim_is_refused_is_looked_at() -> None:
+    """Else nobody would claim in a store that takes claims again."""
+    refused = Claimed(Conflict(0, Reason.REFUSED, "read-only"))
+    candidate, effects = follow(Connected(), looked(), Noticed(), refused)
+    assert [type(effect) for effect in effects] == [Report, Look]
+    assert candidate.phase is Phase.LOOKING
+    candidate, effects = follow(Connected(), looked(), Noticed(), refused, looked())
+    assert [type(effect) for effect in effects] == [Claim]
+
+
 def test_an_epoch_that_was_edited_while_this_broker_led_ends_that() -> None:
     candidate, effects = follow(*LEADING, Noticed(), looked(1, 11, mine=True))
     assert effects == (

@@ -277,7 +277,10 @@ def _claimed(candidate: Candidate, answer: CommitAnswer) -> _Stepped:
         return candidate, effects
     if isinstance(answer, Conflict) and answer.reason is Reason.REFUSED:
         error = f"the metadata store takes no controller: {answer.detail or answer.reason.value}"
-        return candidate._replace(phase=Phase.WATCHING, again=False), (Report(error),)
+        again = candidate.again  # what was noticed may be that the store takes one now
+        candidate = candidate._replace(phase=Phase.WATCHING, again=False)
+        candidate, effects = _look(candidate) if again else (candidate, ())
+        return candidate, (Report(error), *effects)
     looking = candidate.again or not isinstance(answer, Unknown)
     candidate = candidate._replace(phase=Phase.WAITING, again=False)
     return _look(candidate) if looking else (candidate, ())
