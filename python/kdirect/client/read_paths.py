@@ -125,6 +125,7 @@ class DirectPaths:
         self._tcp_only = settings["transport"] == "tcp"
         self._fetchers: dict[tuple[str, int], DirectFetcher] = {}
         self._home: dict[TopicPartition, DirectFetcher] = {}  # who reads it, or read it last
+        self._has_read = False
         self._news: Attempt[None] | None = None  # while leaders are asked for
         self._next_news = 0.0
 
@@ -239,13 +240,16 @@ class DirectPaths:
         """`fetcher` reads `tp`, which another broker may have led until now."""
         before = self._home.get(tp)
         self._home[tp] = fetcher
+        self._has_read = True
         if before is not None and before is not fetcher and tp in before:
             before.release([tp])
 
     def _fetcher(self, tp: TopicPartition) -> DirectFetcher | None:
         """The fetcher of the broker that leads `tp`; None where only TCP leads there."""
         connections, closest = self._connections, self._closest
-        if self._fetchers:
+        # Nor long where all brokers were lost at once: those who read go on asking, and look for
+        # them meanwhile.
+        if self._fetchers or (self._besides is not None and self._has_read):
             connections.cluster.connection_for(tp, timeout_ms=CONNECT_MS_BESIDES, closest=closest)
         if connections.transport_to(tp, closest=closest) == "tcp":
             return None
