@@ -14,13 +14,13 @@ _FOREVER = (1 << 63) - 1
 
 
 def _cleanup_policy(names: list[str]) -> list[str]:
-    """What happens to old segments: one or both policies."""
+    """What happens to old segments: one or both policies, or with none they are kept."""
     names = list(dict.fromkeys(name.lower() for name in names))
     unknown = [name for name in names if name not in _POLICIES]
-    if unknown or not names:
+    if unknown:
         raise ConfigError(
             f"option cleanup.policy: {','.join(unknown)!r} is not allowed",
-            hint="use delete, compact, or both with a comma between",
+            hint="use delete, compact, or both with a comma between; none keeps everything",
         )
     return names
 
@@ -29,7 +29,8 @@ def _cleanup_policy(names: list[str]) -> list[str]:
 CLEANER_BROKER_ROWS = (
     Option("log.cleanup.policy", "list", ["delete"],
            "What happens to old segments (topic: cleanup.policy): `delete` removes them by "
-           "retention, `compact` keeps the last record of each key, `compact,delete` does both.",
+           "retention, `compact` keeps the last record of each key, `compact,delete` does both. "
+           "Without a policy everything is kept.",
            check=_cleanup_policy),
     Option("log.cleaner.enable", "bool", True,
            "Compact topics with cleanup.policy=compact. Without it they grow, __consumer_offsets "

@@ -211,6 +211,25 @@ def test_a_topic_that_is_deleted_while_it_is_compacted_is_no_failure(tmp_path, c
         assert not [r for r in caplog.records if r.levelname == "ERROR"]
 
 
+@pytest.mark.parametrize(
+    ("policy", "code"), [("compact", "POLICY_VIOLATION"), ("compact,delete", None)]
+)
+def test_only_what_the_policy_lets_go_is_deleted_on_demand(broker, policy, code) -> None:
+    """DeleteRecords is refused for a topic that is compacted and nothing else, as Kafka does."""
+    servers = broker.bootstrap_servers
+    client = create(servers, "t", **{"cleanup.policy": policy})
+    assert not any(produce(servers, "t", [(b"k", b"1"), (b"l", b"2")]))
+    where = confluent_kafka.TopicPartition("t", 0, 1)
+    deleted = client.delete_records([where])[where]
+    if code is None:
+        assert deleted.result(10).low_watermark == 1
+    else:
+        with pytest.raises(confluent_kafka.KafkaException) as e:
+            deleted.result(10)
+        assert e.value.args[0].name() == code
+    assert broker.server.logs.partitions[TopicPartition("t", 0)].log_start_offset == (not code)
+
+
 @pytest.mark.parametrize("codec", ["none", "gzip", "zstd"])
 def test_records_without_a_key_are_refused(broker, codec) -> None:
     servers = broker.bootstrap_servers

@@ -12,7 +12,9 @@ from confluent_kafka import admin as confluent_admin
 from kafka.admin import ConfigResource, ConfigResourceType, KafkaAdminClient, NewTopic
 
 import kdirect
+from kdirect.model import TopicPartition
 from kdirect.options import TOPIC
+from tests.support import wait_until
 
 # Values that change nothing here, each beside one that would (None: there is none), and a word of
 # the reason.
@@ -174,12 +176,53 @@ def test_lists_are_appended_to_and_subtracted_from(client):
     assert described(client, "t")["leader.replication.throttled.replicas"] == ("", True)
     for name, value, how in (
         ("cleanup.policy", "keep", kinds.APPEND),
-        ("cleanup.policy", "delete", kinds.SUBTRACT),
         ("retention.ms", "1", kinds.APPEND),
     ):
         with pytest.raises(confluent_kafka.KafkaException, match=name):
             alter(client, "t", name, value, how)
     assert described(client, "t")["cleanup.policy"] == ("delete", True)
+
+
+def test_a_topic_without_a_cleanup_policy_keeps_its_records(tmp_path):
+    """As in Kafka, a list of no policy is allowed: neither retention nor DeleteRecords removes
+    anything, until a policy is appended."""
+    kinds = confluent_admin.AlterConfigOpType
+    settings = {"log_dirs": tmp_path, "log_retention_check_interval_ms": 50}
+    with kdirect.Broker(**settings) as b:
+        client = confluent_admin.AdminClient(
+            {"bootstrap.servers": b.bootstrap_servers, "log_level": 0}
+        )
+        create(client, "t", {"retention.ms": "10"})
+        alter(client, "t", "cleanup.policy", "delete", kinds.SUBTRACT)
+        create(client, "u", {"cleanup.policy": "", "retention.ms": "10"})
+        for name in ("t", "u"):
+            assert described(client, name)["cleanup.policy"] == ("", True)
+            producer = confluent_kafka.Producer({"bootstrap.servers": b.bootstrap_servers})
+            producer.produce(name, b"v", timestamp=1)
+            assert producer.flush(10) == 0
+        del client, producer
+    with kdirect.Broker(**settings) as b:
+        client = confluent_admin.AdminClient(
+            {"bootstrap.servers": b.bootstrap_servers, "log_level": 0}
+        )
+        first = confluent_kafka.TopicPartition("t", 0, 0)
+        create(client, "deleted", {"retention.ms": "10"})
+        producer = confluent_kafka.Producer({"bootstrap.servers": b.bootstrap_servers})
+        producer.produce("deleted", b"v", timestamp=1)
+        assert producer.flush(10) == 0
+        partitions = {name: b.server.logs.partitions[TopicPartition(name, 0)] for name in "tu"}
+        emptied = b.server.logs.partitions[TopicPartition("deleted", 0)]
+        wait_until(lambda: emptied.log_start_offset == 1)  # retention has looked at all of them
+        assert [x.log_start_offset for x in partitions.values()] == [0, 0]
+        everything = confluent_kafka.TopicPartition("t", 0, confluent_kafka.OFFSET_END)
+        with pytest.raises(confluent_kafka.KafkaException) as e:
+            client.delete_records([everything])[first].result(10)
+        assert e.value.args[0].name() == "POLICY_VIOLATION"
+        for name in ("t", "u"):
+            alter(client, name, "cleanup.policy", "delete", kinds.APPEND)
+            assert described(client, name)["cleanup.policy"] == ("delete", True)
+        wait_until(lambda: all(x.log_start_offset == 1 for x in partitions.values()))
+        del client, producer
 
 
 @pytest.mark.parametrize(

@@ -200,6 +200,8 @@ class LookupHandlers:
             if name in INTERNAL_TOPICS:
                 return {**out, "error_code": ErrorCode.INVALID_TOPIC_EXCEPTION}
             partition = self._services.topics.partition(name, x.partition_index)
+            if not partition.config.deletes:  # as Kafka: the topic's policy says that they stay
+                return {**out, "error_code": ErrorCode.POLICY_VIOLATION}
             partition.delete_records(partition.high_watermark if x.offset == -1 else x.offset)
             return {**out, "low_watermark": partition.log_start_offset}
         except Exception as e:
