@@ -37,12 +37,14 @@ REQUESTS = {
     Event.REQUEST_ELSEWHERE,
     Event.REQUEST_FULL,
     Event.APPEND,
+    Event.MARKER,
 }
 ANSWERS = {
     Effect.GRANT,
     Effect.GRANT_NEXT,
     Effect.WAIT,
     Effect.RESERVE,
+    Effect.INSERT,
     Effect.REFUSE_HELD,
     Effect.REFUSE_ELSEWHERE,
     Effect.REFUSE_HELD_OFF,
@@ -108,6 +110,50 @@ def test_every_event_in_every_state(state: State, event: Event) -> None:
         assert row.state in LED_ELSEWHERE, "nothing else makes this broker the leader"
     if row.state is State.RESIGNED and state is not State.RESIGNED:
         assert effects[-1] is Effect.REPORT_RESIGNED
+
+
+@pytest.mark.parametrize("state", State)
+def test_a_marker_waits_where_an_append_does(state: State) -> None:
+    """Only whoever writes nothing is not asked to make room for it."""
+    marker, append = (TRANSITIONS.get((state, e)) for e in (Event.MARKER, Event.APPEND))
+    assert marker == append
+    life = life_in(state)
+    assert life.classify_marker(fits_between=False) is Event.MARKER
+    between = life.classify_marker(fits_between=True)
+    if state is not State.EXCLUSIVE:
+        assert between is Event.MARKER and (state, Event.MARKER_BETWEEN) not in TRANSITIONS
+        return
+    assert life.on(between, 0.0) == (Effect.INSERT,)
+    assert life.state is State.EXCLUSIVE and life.reason is EndReason.NONE
+
+
+def test_a_marker_does_not_keep_off_who_wants_the_partition_alone() -> None:
+    """Kafka clients that write do."""
+    for event, refused in ((Event.MARKER, False), (Event.APPEND, True)):
+        life = opened(ALONE)
+        life.on(event, 0.0)
+        assert life.state is State.RECALLED
+        life.on(Event.FINISHED, 0.0)
+        life.on(Event.CLOSED, 0.0)
+        assert (life.held_off(True, 0.1) is not None) == refused
+
+
+def test_transactional_producers_hold_a_head_in_turn() -> None:
+    """The one that is between two transactions is recalled for the other one, and for nobody else
+    who could not share the head."""
+    for ask, event, answer in (
+        (ALONE._replace(in_turn=True), Event.REQUEST, Effect.WAIT),
+        (ALONE, Event.REQUEST_ALONE, Effect.REFUSE_HELD),
+        (SHARED._replace(in_turn=True), Event.REQUEST_ALONE, Effect.REFUSE_HELD),
+    ):
+        life = opened(ALONE)
+        assert life.classify(ask, 0.0) is event
+        effects = life.on(event, 0.0)
+        assert answer in effects
+        assert (life.state is State.RECALLED) == (answer is Effect.WAIT)
+        assert life.held_off(True, 0.0) is None
+    life = life_in(State.RECALLED)
+    assert life.classify(ALONE._replace(in_turn=True), 0.0) is Event.REQUEST_ALONE
 
 
 @pytest.mark.parametrize("state", State)

@@ -37,7 +37,7 @@ ANSWERS = {
     effect
     for effect in Effect
     if effect.name.startswith("REFUSE_")
-    or effect in (Effect.GRANT, Effect.GRANT_NEXT, Effect.WAIT, Effect.RESERVE)
+    or effect in (Effect.GRANT, Effect.GRANT_NEXT, Effect.WAIT, Effect.RESERVE, Effect.INSERT)
 }
 # News of the worker and of timers may be told when it is not true any more.
 LATE_NEWS = (
@@ -108,6 +108,9 @@ class World:
 
     def reserve(self) -> None:
         assert self.life.state is State.SHARED and not self.fenced
+
+    def insert(self) -> None:
+        assert self.life.state is State.EXCLUSIVE and not self.fenced
 
     def open(self) -> None:
         assert not self.head and not self.keys
@@ -234,6 +237,7 @@ class World:
                 shared=chance() < self.sharing,
                 same_transport=chance() < 0.9,
                 full=chance() < 0.2,
+                in_turn=chance() < 0.2,
             )
         )
 
@@ -251,7 +255,11 @@ class World:
 
     def append(self) -> None:
         if self.head:
-            effects = self.life.on(Event.APPEND, self.now)
+            event = Event.APPEND
+            if self.random.random() < 0.5:
+                between = self.keys == 1 and self.random.random() < 0.5
+                event = self.life.classify_marker(fits_between=between)
+            effects = self.life.on(event, self.now)
             assert len(ANSWERS & set(effects)) == 1, "an append has one answer"
             self.carry_out(e for e in effects if e is not Effect.WAIT)  # it is not a request
 

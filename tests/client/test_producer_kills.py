@@ -31,6 +31,8 @@ WAYS = (
     {"transport": "tcp"},
     {"transport": "shm", "linger.ms": "5"},
     {"transport": "shm", "rdma.notify": "send"},
+    {"transport": "shm", "rdma.produce": "exclusive"},
+    {"transport": "shm", "rdma.produce": "exclusive", "linger.ms": "5"},
     {"transport": "shm", "produce.path": "send"},
 )
 

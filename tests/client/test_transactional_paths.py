@@ -14,7 +14,6 @@ import pytest
 
 import kdirect
 from kdirect import (
-    ConfigError,
     DeliveryError,
     ProducerFencedError,
     TimedOutError,
@@ -30,10 +29,12 @@ PATHS = {
     "shared": ({}, "rdma"),
     "compare-and-swap": ({"rdma.produce.atomic": "cas"}, "rdma"),
     "write-and-send": ({"rdma.notify": "send"}, "rdma"),
+    "exclusive": ({"rdma.produce": "exclusive"}, "rdma"),
     "two-sided": ({"produce.path": "send"}, "send"),
     "tcp": ({"transport": "tcp"}, "tcp"),
 }
 ALL = pytest.mark.parametrize("path", PATHS)
+TOGETHER = pytest.mark.parametrize("path", [path for path in PATHS if path != "exclusive"])
 
 
 @pytest.fixture
@@ -137,7 +138,7 @@ def seen(broker, topic, settings, offset):
     return values
 
 
-@ALL
+@TOGETHER
 def test_what_is_aborted_is_seen_by_no_reader_of_committed_records(broker, topic, path):
     """Aborted and committed transactions of two producers, batch between batch, and plain
     records."""
@@ -319,12 +320,6 @@ def test_a_coordinator_that_is_found_too_late_is_left(broker, topic, monkeypatch
     wait_until(lambda: bool(found), 20)
     made.close()
     wait_until(lambda: found[0].closed, 20)
-
-
-def test_exclusive_is_refused():
-    settings = {"bootstrap.servers": "localhost:1", "transactional.id": "x"}
-    with pytest.raises(ConfigError, match="markers"):
-        kdirect.Producer({**settings, "rdma.produce": "exclusive"})
 
 
 def test_the_example_runs_to_its_end():

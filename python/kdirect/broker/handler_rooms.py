@@ -68,7 +68,7 @@ class HandlerRooms:
             create_missing=create_missing,
         )
         peers = None if member is None else member.peers
-        transactions = TransactionRooms(services, self.groups, take, peers)
+        transactions = TransactionRooms(services, self.groups, take, peers, access)
         self.transactions = transactions.coordinator
         data.checks = transactions.checks
         groups = [*self._of_groups(services), *transactions.rooms]

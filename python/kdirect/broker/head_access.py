@@ -96,6 +96,9 @@ class HeadAccess:
         self.requests.owner = self
         self.members: dict[int, Grant] = {}
         self.broker_requests: dict[int, PendingAppend] = {}  # by order
+        # The one producer of an exclusive head has nothing under way, and has promised to write
+        # nothing until it has entered its next transaction (`ProduceAccess.resume`).
+        self.between_transactions = False
         self.ended = False
         # Written by any thread, in this order: a thread has begun to end the keys; it has ended
         # them.
@@ -127,6 +130,7 @@ class HeadAccess:
         position = self.tail
         window = self._window_of(peer, request)
         grant = self._new_grant(grants, peer)
+        self.between_transactions = request.enters and not self.shared
         grant.waits_for_replicas = request.acks != 1
         try:
             self._give_keys(grant, request, position)
@@ -254,6 +258,32 @@ class HeadAccess:
         grants.drop(grant)
         if clean:  # else its reservations may still be outstanding
             self._window -= grant.max_in_flight
+
+    # -- the broker's own requests -----------------------------------------------------------------
+
+    def takes_between(self, length: int) -> bool:
+        """May the broker append so many bytes at the tail of this exclusive head, whose producer
+        writes nothing now?"""
+        requests = self.requests
+        return (
+            self.between_transactions
+            and requests is not None
+            and not requests.waiting
+            and requests.position + length <= self.capacity
+        )
+
+    def submit(self, order: int, item: PendingAppend) -> list[Any] | None:
+        """Give the worker a request of the broker's own, of an order that nobody else has.  The
+        answers that are known now, to this one and others; None: the head has ended."""
+        self.broker_requests[order] = item
+        try:
+            answers: list[Any] = self.engine.worker.submit_broker_request(
+                self.requests, order, item.data, item.checked, item.is_marker
+            )
+        except AccessDeniedError:
+            del self.broker_requests[order]
+            return None
+        return answers
 
     # -- a file that was granted ahead -------------------------------------------------------------
 

@@ -35,13 +35,7 @@ from kdirect.broker.head_life import (
 from kdirect.broker.order import AbortReason
 from kdirect.broker.scheduler import Scheduler
 from kdirect.broker.waiting_requests import WaitingRequests
-from kdirect.errors import (
-    AccessDeniedError,
-    KdirectError,
-    RdmaError,
-    RevokedError,
-    TransportError,
-)
+from kdirect.errors import KdirectError, RdmaError, RevokedError, TransportError
 from kdirect.format import protocol as p
 from kdirect.log.head import PreparedHead
 from kdirect.log.manager import LogManager
@@ -117,6 +111,7 @@ class HeadDriver:
             Effect.WAIT: self._wait,
             **{effect: partial(self._refuse, effect) for effect in REFUSALS},
             Effect.RESERVE: self._reserve,
+            Effect.INSERT: self._insert,
             Effect.OPEN: self._open,
             Effect.MAKE_ROOM: self._make_room,
             Effect.RECALL: self._recall,
@@ -623,14 +618,19 @@ class HeadDriver:
         if self.is_current(access):
             self.happened(Event.ROLLED_AWAY, Occasion(access.partition))
 
-    # -- Kafka clients, on a shared head -----------------------------------------------------------
+    # -- the broker's own appends, to a head that producers write ----------------------------------
 
     def reserve_for(self, item: PendingAppend) -> bool:
-        """Submit a Kafka client's batches to a head that producers write; False: not now."""
-        self.current(item.partition.topic_partition)
-        occasion = Occasion(item.partition, why="a Kafka client appends")
+        """Submit a Kafka client's batches, or a marker, to a head that producers write; False: not
+        now."""
+        tp, event, why = item.partition.topic_partition, Event.APPEND, "a Kafka client appends"
+        access = self.current(tp)
+        if item.is_marker:
+            fits = access is not None and access.takes_between(len(item.data))
+            event, why = self.life(tp).classify_marker(fits_between=fits), "a transaction ends"
+        occasion = Occasion(item.partition, why=why)
         occasion.item = item
-        return bool(self.happened(Event.APPEND, occasion).answer)
+        return bool(self.happened(event, occasion).answer)
 
     def _reserve(self, life: HeadLife, occasion: Occasion) -> None:
         access, item = self.heads[occasion.partition.topic_partition], occasion.item
@@ -650,16 +650,18 @@ class HeadDriver:
                 occasion.end_order = reserved.order
             self.happened(Event.FULL, occasion)
             return
-        access.broker_requests[reserved.order] = item
-        try:
-            answers = access.engine.worker.submit_broker_request(
-                access.requests, reserved.order, item.data, item.checked, item.is_marker
-            )
-        except AccessDeniedError:
-            del access.broker_requests[reserved.order]
-            return
-        occasion.answer = True
-        self.on_broker_requests(access.requests, answers)
+        self._submit(access, reserved.order, occasion)
+
+    def _insert(self, life: HeadLife, occasion: Occasion) -> None:
+        access = self.heads[occasion.partition.topic_partition]
+        self._submit(access, access.requests.next_order, occasion)
+
+    def _submit(self, access: HeadAccess, order: int, occasion: Occasion) -> None:
+        assert occasion.item is not None
+        answers = access.submit(order, occasion.item)
+        if answers is not None:
+            occasion.answer = True
+            self.on_broker_requests(access.requests, answers)
 
     def on_broker_requests(self, requests: Any, answers: list[Any]) -> None:
         """The worker has committed, or refused, some of the broker's own requests."""

@@ -45,7 +45,7 @@ class State(Enum):
 
     NOBODY = "no RDMA producer has access; Kafka clients are appended to the head directly"
     MAKING_ROOM = "a thread makes a head with the room that a producer asked for"
-    EXCLUSIVE = "one producer writes the head; Kafka clients wait"
+    EXCLUSIVE = "one producer writes the head; Kafka clients wait, markers may come between"
     RECALLED = "that producer was asked to finish what it has under way, and to come back"
     SHARED = "any number of producers reserve on the head's word; the broker does for Kafka clients"
     DRAINING = "the word is closed; the head ends when everything reserved is committed"
@@ -132,6 +132,9 @@ class Event(Enum):
     OPEN_FAILED = auto()  # a head that was to be granted could not be prepared for it
     ROOM_MADE = auto()  # a thread has made room, or could not
     APPEND = auto()  # a Kafka client appends
+    MARKER = auto()  # a coordinator's marker of a transaction is to be appended
+    # ... while the exclusive producer is between two transactions, and writes nothing
+    MARKER_BETWEEN = auto()
     FULL = auto()  # a reservation has passed the end of a shared head
     FINISHED = auto()  # the exclusive producer has filled the head, and asks for the next
     LEFT = auto()  # the last producer of the head released it, or is gone
@@ -189,6 +192,7 @@ class Effect(Enum):
     REFUSE_TWICE = auto()
     REFUSE_NOT_LED = auto()
     RESERVE = auto()  # on the word, for a Kafka client
+    INSERT = auto()  # a marker, at the tail of a head whose producer writes nothing
     # what is done to the head
     OPEN = auto()  # hold the partition, and let the worker take requests for the head
     MAKE_ROOM = auto()  # on a thread
@@ -258,14 +262,16 @@ def _is_led_elsewhere(state: State) -> dict[tuple[State, Event], Row]:
     requests = (E.REQUEST, E.REQUEST_ALONE, E.REQUEST_ELSEWHERE, E.REQUEST_FULL)
     return {
         **{(state, event): Row(state, (X.REFUSE_NOT_LED,)) for event in requests},
-        (state, E.APPEND): Row(state, (X.WAIT,)),  # where it is refused: `Appends.refuse`
+        # Where these are refused: `Appends.refuse`.
+        **{(state, event): Row(state, (X.WAIT,)) for event in (E.APPEND, E.MARKER)},
     }
 
 
 def _waits(state: State) -> dict[tuple[State, Event], Row]:
     """A state in which whoever wants to write waits."""
-    requests = (E.REQUEST, E.REQUEST_ALONE, E.REQUEST_ELSEWHERE, E.REQUEST_FULL, E.APPEND)
-    return {(state, event): Row(state, (X.WAIT,)) for event in requests}
+    requests = (E.REQUEST, E.REQUEST_ALONE, E.REQUEST_ELSEWHERE, E.REQUEST_FULL)
+    appends = (E.APPEND, E.MARKER)
+    return {(state, event): Row(state, (X.WAIT,)) for event in (*requests, *appends)}
 
 
 def _refuses(state: State) -> dict[tuple[State, Event], Row]:
@@ -314,6 +320,8 @@ TRANSITIONS: dict[tuple[State, Event], Row] = {
     (S.EXCLUSIVE, E.REQUEST): Row(S.RECALLED, _WAIT_FOR_IT, EndReason.WANTED),
     (S.EXCLUSIVE, E.REQUEST_FULL): Row(S.RECALLED, _WAIT_FOR_IT, EndReason.WANTED),
     (S.EXCLUSIVE, E.APPEND): Row(S.RECALLED, _WAIT_FOR_IT, EndReason.WANTED),
+    (S.EXCLUSIVE, E.MARKER): Row(S.RECALLED, _WAIT_FOR_IT, EndReason.WANTED),
+    (S.EXCLUSIVE, E.MARKER_BETWEEN): Row(S.EXCLUSIVE, (X.INSERT,)),
     (S.EXCLUSIVE, E.IDLE): Row(S.RECALLED, (X.RECALL,), EndReason.IDLE),
     #
     **_waits(S.RECALLED),
@@ -331,6 +339,7 @@ TRANSITIONS: dict[tuple[State, Event], Row] = {
     (S.SHARED, E.REQUEST): Row(S.SHARED, (X.GRANT,)),
     (S.SHARED, E.REQUEST_FULL): Row(S.DRAINING, (X.DRAIN, X.WAIT), EndReason.FULL),
     (S.SHARED, E.APPEND): Row(S.SHARED, (X.RESERVE,)),
+    (S.SHARED, E.MARKER): Row(S.SHARED, (X.RESERVE,)),
     (S.SHARED, E.FULL): Row(S.DRAINING, (X.DRAIN,), EndReason.FULL),
     (S.SHARED, E.IDLE): Row(S.DRAINING, (X.DRAIN,), EndReason.IDLE),
     (S.SHARED, E.ONE_LOST): Row(S.SHARED, (X.EXPIRE_HOLE,)),
@@ -435,6 +444,8 @@ class Ask(NamedTuple):
     same_transport: bool = True
     full: bool = False
     room: Room = Room.BUSY
+    # It is transactional, and the one that holds the head alone is between two transactions.
+    in_turn: bool = False
 
 
 _MODES = {
@@ -485,9 +496,10 @@ class HeadLife:
 
     def on(self, event: Event, now: float) -> tuple[Effect, ...]:
         row = TRANSITIONS.get((self.state, event))
-        if event is Event.APPEND:
+        if event in (Event.APPEND, Event.MARKER):
             self._shared_until = now + SHARED_S
-            if self.mode is Mode.ALONE and row is not None:
+            # A marker does not say that somebody else writes the partition.
+            if event is Event.APPEND and self.mode is Mode.ALONE and row is not None:
                 self._hold_off(HoldOff.CONTENDED, now)
         if row is None:
             return ()
@@ -528,6 +540,8 @@ class HeadLife:
         """Which event a request for access is."""
         if self.state is State.NOBODY:
             return self._classify_open(ask, now)
+        if ask.in_turn and ask.alone and self.state is State.EXCLUSIVE:
+            return Event.REQUEST  # so that nobody waits for a producer that is fenced, and idle
         if ask.alone or self.mode is Mode.ALONE:
             return Event.REQUEST_ALONE
         if not ask.same_transport:
@@ -542,6 +556,12 @@ class HeadLife:
         if ask.shared or (not ask.alone and now < self._shared_until):
             return Event.OPEN_SHARED
         return Event.OPEN_ALONE if ask.alone else Event.OPEN_EXCLUSIVE
+
+    def classify_marker(self, *, fits_between: bool) -> Event:
+        """Which event a marker is.  `fits_between`: the exclusive producer is between two
+        transactions, and the head has room for the marker."""
+        inserted = fits_between and self.state is State.EXCLUSIVE
+        return Event.MARKER_BETWEEN if inserted else Event.MARKER
 
     def classify_next_file(self, *, wanted: bool, growing: bool, from_it: bool) -> NextFileEvent:
         """Which event a request for the next file is.  `wanted`: others wait to write; `from_it`:

@@ -200,6 +200,7 @@ class ProduceAccess:
             same_transport=access is None or access.engine is peer.engine,
             full=access is not None and access.tail >= access.capacity,
             room=room,
+            in_turn=request.enters and access is not None and access.between_transactions,
         )
         if access is not None:
             occasion.why = f"{peer.client} asks for it, too"
@@ -291,6 +292,40 @@ class ProduceAccess:
                 self._driver.happened(Event.LEFT, Occasion(partition))
             elif not clean:
                 self._driver.happened(Event.ONE_LOST, Occasion(partition))
+
+    # -- transactions of an exclusive producer -----------------------------------------------------
+
+    def pause(self, grant: Grant) -> bool:
+        """The one producer of a head ends its transaction: it has nothing under way, and writes
+        nothing until `resume`.  Markers are appended at the tail meanwhile, and it keeps the head.
+        False: it has to give the head back."""
+        access = self._held_alone(grant)
+        if access is not None:
+            access.between_transactions = True
+        return access is not None
+
+    def resume(self, grant: Grant) -> tuple[int, int] | None:
+        """It writes again: the position and the order of its next request.  None: it has to give
+        the head back."""
+        access = self._held_alone(grant)
+        if access is None:
+            return None
+        access.between_transactions = False
+        return access.requests.position, access.requests.next_order
+
+    def _held_alone(self, grant: Grant) -> HeadAccess | None:
+        """The head of a grant, if its producer holds it alone and may go on there."""
+        tp = grant.partition.topic_partition
+        access = self._driver.current(tp)
+        if (
+            access is None
+            or grant.head_access is not access
+            or grant.released
+            or access.requests.waiting
+            or self._driver.life(tp).state is not State.EXCLUSIVE
+        ):
+            return None
+        return access
 
     # -- the log's own wishes ----------------------------------------------------------------------
 

@@ -26,7 +26,8 @@ from kdirect.model import TopicPartition
 
 class TransactionRooms:
     """See the module.  `take_id`: a producer id; `peers`: the connections to other brokers, None
-    where the broker is alone.  `rooms`: what answers requests."""
+    where the broker is alone; `access`: RDMA clients, None where there are none.  `rooms`: what
+    answers requests."""
 
     def __init__(
         self,
@@ -34,6 +35,7 @@ class TransactionRooms:
         groups: GroupHandlers,
         take_id: Callable[[], Awaitable[int]],
         peers: Any,
+        access: Any,
     ) -> None:
         self._services = services
         self._groups = groups
@@ -48,7 +50,7 @@ class TransactionRooms:
         self.rooms: list[Any] = [
             handlers,
             TxnOffsetHandlers(services, groups, self.checks),
-            EnterHandlers(services, self.checks),
+            EnterHandlers(services, self.checks, access),
         ]
 
     async def _group_partition(self, group: str) -> TopicPartition:

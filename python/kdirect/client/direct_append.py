@@ -15,6 +15,7 @@ from __future__ import annotations
 import enum
 import logging
 import math
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from kdirect.client.broker_link import BrokerLink
@@ -28,7 +29,14 @@ from kdirect.client.direct_write import (
 from kdirect.client.idempotence import ProducerIdentity
 from kdirect.client.partition_writer import Returned
 from kdirect.client.transaction import Transaction
-from kdirect.client.transaction_entry import enter_transaction
+from kdirect.client.transaction_entry import (
+    NO_FILE,
+    Entry,
+    EntryAnswer,
+    enter_transaction,
+    has_entered,
+    may_leave,
+)
 from kdirect.errors import (
     AccessDeniedError,
     BrokerUnavailableError,
@@ -117,6 +125,8 @@ class DirectAppender:
         self.tp = tp
         self._transaction = transaction
         self._entered = -1  # the number of the transaction that the leader was told of
+        # Those of other partitions of the same leader that are to be written in the transaction.
+        self.companions: Callable[[], Iterable[DirectAppender]] = lambda: ()
         self.link = link
         self.channel, self.router = link.open(tp)
         self.next_asked: Pending | None = None  # the request for the file after the present one
@@ -159,13 +169,13 @@ class DirectAppender:
         taken."""
         if len(data) > self._max_request_bytes:
             self._refuse_too_large(len(data))
-        if not self.entered:
-            try:
-                if not self._enter_transaction(deadline):
-                    return Sending.FULL
-            except (NotLeaderError, ClosedError, BrokerUnavailableError):
-                return Sending.ENDED
         while True:
+            if not self.entered:
+                try:
+                    if not self._enter_transaction(deadline):
+                        return Sending.FULL
+                except (NotLeaderError, AccessDeniedError, ClosedError, BrokerUnavailableError):
+                    return Sending.ENDED
             code = self.writer.try_batches(data, records, tag)
             if code == SENT:
                 return REQUEST_SENT
@@ -186,16 +196,55 @@ class DirectAppender:
         return self._transaction is None or self._transaction.number == self._entered
 
     def _enter_transaction(self, deadline: float) -> bool:
-        """Have the leader take batches of the transaction; False: not by the deadline."""
-        transaction = self._transaction
-        identity = self.writer.identity
-        assert transaction is not None and identity is not None
-        entered = enter_transaction(
-            self.channel.connection, transaction, self.tp, identity.next_sequence, deadline
-        )
-        if entered:
-            self._entered = transaction.number
-        return entered
+        """Have the leader take batches of the transaction, and in the same request those of other
+        partitions that it leads; False: not by the deadline."""
+        assert self._transaction is not None
+        asked = {a: a.entry for a in (self, *self.companions())}
+        answers = enter_transaction(self.channel, self._transaction, list(asked.values()), deadline)
+        own = asked.pop(self)
+        for appender, entry in asked.items():
+            try:
+                appender._take_entry(entry, answers.get(entry.tp))
+            except KdirectError as e:  # it asks itself, and then says what is the matter
+                log.debug("%s: %s", entry.tp, e)
+        return self._take_entry(own, answers.get(self.tp))
+
+    @property
+    def entry(self) -> Entry:
+        """What the leader is asked about this partition."""
+        writer = self.writer
+        assert writer.identity is not None
+        # A head that is held alone is the broker's to append to until it names the place where the
+        # producer goes on.  Where this grant is about to end nothing more is written under it.
+        ends = not writer.granted or writer.recalled or writer.revoked or writer.in_flight
+        goes_on = self._counts_places and not ends
+        file_id = int(writer.file_id) if goes_on else NO_FILE
+        return Entry(self.tp, writer.identity.next_sequence, file_id)
+
+    def _take_entry(self, entry: Entry, answer: EntryAnswer | None) -> bool:
+        if not has_entered(entry, answer):
+            return False
+        assert self._transaction is not None and answer is not None
+        if entry.file_id != NO_FILE:
+            self.writer.resume(answer.position, answer.order)
+        self._entered = self._transaction.number
+        return True
+
+    @property
+    def _counts_places(self) -> bool:
+        """Is this a transactional producer that wants its heads alone, so that it agrees with the
+        broker on when markers come between?"""
+        alone = self._transaction is not None and self._mode == layout.PRODUCE_EXCLUSIVE
+        return alone and may_leave(self.channel.connection)
+
+    def leave_transaction(self) -> Entry | None:
+        """The transaction is about to end: nothing more is written before the next entry.  What the
+        leader has to be told of this partition; None: nothing."""
+        if not (self._counts_places and self.entered):
+            return None
+        entry = self.entry
+        self._entered = -1
+        return entry
 
     def _refuse_too_large(self, size: int) -> None:
         # What the broker would answer, without the way to it.
@@ -252,6 +301,8 @@ class DirectAppender:
         answer then, and until it has come nothing more goes into the old file, of which the broker
         was told that it is finished."""
         if self._asked is None:
+            if self.writer.recalled:
+                self._entered = -1  # a marker may be what it was recalled for
             self._asked = self.channel.ask_produce_access(*self._wanted(min_bytes), **self._terms())
             self.writer.finish_file()
         if not self._asked.wait(max(0.0, (deadline - self._monotonic()) * 1000)):
@@ -281,6 +332,7 @@ class DirectAppender:
             "max_in_flight": self._settings["max.in.flight"],
             "finished": finished,
             "end": end,
+            "enters": self._counts_places and not self.entered,
             **self._promise(),
         }
 

@@ -85,7 +85,8 @@ cdef class FileWriter(ProduceRing):
     cdef SendBuffer _buffer
     cdef AckRing _acks
     cdef Reservation _reservation                      # of a shared grant; None before the first
-    cdef uint64_t _grant_first                         # sequence number of this grant's order 0
+    cdef uint64_t _grant_first                         # sequence number of the file's first request
+    cdef uint64_t _order_0                             # that of order 0: others may have had orders
     cdef int _other_file                               # the one before or the next; -1: none
     cdef bint _has_next                                # it is the next, and nothing was sent on it
     cdef uint64_t _next_address
@@ -207,7 +208,7 @@ cdef class FileWriter(ProduceRing):
         self.length = length
         self.position = position
         self._acks.c_restart()
-        self._grant_first = self.posted
+        self._grant_first = self._order_0 = self.posted
         self.revoked = self.recalled = self.full = False
         self.shared = word_address != 0
         if self.shared:
@@ -268,7 +269,7 @@ cdef class FileWriter(ProduceRing):
         self.rkey = self._next_rkey
         self.length = self._next_length
         self.position = 0
-        self._grant_first = self.posted
+        self._grant_first = self._order_0 = self.posted
         self._has_next = False
         self.files_ahead += 1
         self._ask_at = self.length // 2 if self._asks else INT64_MAX
@@ -279,6 +280,16 @@ cdef class FileWriter(ProduceRing):
             self._router.detach(self._other_file)
         self._other_file = -1
         self._has_next = False
+
+    def resume(self, int64_t position, int order):
+        """The broker has appended to the file, which is held exclusively: go on at this position,
+        with a request of this order."""
+        if self.posted != self.acknowledged or self.shared:
+            raise ValueError("requests are under way, or the file is shared")
+        if not self.position <= position <= self.length or not 0 <= order <= 0xFFFF:
+            raise ProtocolError(f"{self.name}: the file does not go on at {position}", hint=HINT)
+        self.position = position
+        self._order_0 = self.posted - <uint64_t> order
 
     def finish_file(self):
         """Nothing more goes into this file, whatever room it has: the broker is told that it is
@@ -498,7 +509,7 @@ cdef class FileWriter(ProduceRing):
         if self.shared:
             return C_SENT
         rc = self.c_send(r.start, r.length, 1, <uint64_t> self.position,
-                         <uint16_t> (self.posted - self._grant_first), &r.large)
+                         <uint16_t> (self.posted - self._order_0), &r.large)
         if (self.posted & 15) == 0:
             self._router.c_drain()
         return rc
@@ -541,7 +552,7 @@ cdef class FileWriter(ProduceRing):
                 if stamped:
                     sequence = identity.c_stamp(self._buffer.region.data + start, n)
                 if not self.shared:
-                    order = <uint16_t> (self.posted - self._grant_first)
+                    order = <uint16_t> (self.posted - self._order_0)
                     rc = self.c_send(
                         start, <uint32_t> n, records, <uint64_t> self.position, order, &none)
         if rc == C_SENT and self.shared:

@@ -78,12 +78,6 @@ def _idempotent(settings: dict[str, Any]) -> bool:
             f"transactional.id with acks={settings['acks']} and enable.idempotence={wanted}",
             hint="a transactional producer needs acks=all and idempotence",
         )
-    if settings["transactional.id"] and settings["rdma.produce"] == "exclusive":
-        raise ConfigError(
-            "rdma.produce=exclusive with transactional.id: markers of the coordinator come between"
-            " the batches of a transaction, so its partitions are written together with the broker",
-            hint="use rdma.produce=auto or shared",
-        )
     if wanted and not waits:
         raise ConfigError(
             f"enable.idempotence with acks={settings['acks']}",

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, deque
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from kdirect.client.broker_link import BrokerLink, BrokerLinks
@@ -96,6 +98,8 @@ class MachineDriver:
             # The coordinator's markers come between the batches.  On a shared head they reserve
             # room as any producer does.
             self._mode = layout.PRODUCE_SHARED
+        # The partitions that have records of the transaction by now, whether sent or not.
+        self.about_to_write: Callable[[], Iterable[TopicPartition]] = lambda: ()
         self._outcomes: list[Outcome] = []  # appenders hold this very list
         self._retired = Counter[str]()  # what appenders that have ended had counted
         self._silent = SilentBrokers(session.environment, session.cluster, self.links)
@@ -264,7 +268,7 @@ class MachineDriver:
             if link.broken:
                 self._drop(link)
             try:
-                return DirectAppender(
+                appender = DirectAppender(
                     link,
                     p.tp,
                     self.settings,
@@ -275,6 +279,8 @@ class MachineDriver:
                     timeout_ms,
                     self.transaction,
                 )
+                appender.companions = partial(self._companions, appender)
+                return appender
             except AccessDeniedError as e:
                 if not (e.held and self._mode == layout.PRODUCE_EXCLUSIVE):
                     log.info("%s is written over TCP: %s", p.tp, e)
@@ -289,6 +295,18 @@ class MachineDriver:
                     log.warning("%s is written over TCP: %s", p.tp, e)
                     return None
                 self._environment.sleep(0.001 * 4 ** (attempt - 1))
+
+    def _companions(self, appender: DirectAppender) -> list[DirectAppender]:
+        """Those of the same leader that are about to be written in the transaction, too."""
+        others = (self._direct.get(tp) for tp in self.about_to_write())
+        return [
+            a
+            for a in others
+            if a is not None
+            and a is not appender
+            and a.channel is appender.channel
+            and not (a.entered or a.writer.revoked)
+        ]
 
     def _close_appender(self, p: WrittenPartition) -> None:
         appender, p.appender = p.appender, None

@@ -48,12 +48,16 @@ from kdirect.client.partition_writer import (
     State,
 )
 from kdirect.client.request_append import RequestAppender
+from kdirect.client.transaction_entry import NO_FILE, Entry, answers_of, leave_transaction
 from kdirect.client.written_partition import WrittenPartition, no_room
 from kdirect.errors import BufferFullError, ClosedError, DeliveryError, KdirectError, TimedOutError
 from kdirect.model import TopicPartition
+from kdirect.wire.channel import Channel
+from kdirect.wire.connection import Pending
 
 log = logging.getLogger("kdirect.client")
 
+LEAVE_WAIT_MS = 500  # for a leader that is told of the end of a transaction
 SYNC_WAIT_MS = 10  # for the acknowledgement of a record, with the producer's lock held
 
 
@@ -353,6 +357,51 @@ class ProduceDriver(MachineDriver):
         """What is sent from here on belongs to a transaction of this id and epoch; nothing is under
         way."""
         self._identities.restart(producer_id, epoch)
+
+    def give_back_held(self) -> None:
+        """Give back the heads that this producer holds alone; see `give_back`."""
+        for tp, p in list(self._partitions.items()):
+            appender = p.appender
+            if isinstance(appender, DirectAppender) and not appender.writer.shared:
+                self.give_back(tp)
+
+    def leave_transaction(self, until: float) -> None:
+        """The transaction is about to end, and nothing of it is under way.  The leaders of heads
+        that this producer holds alone are told, so that the markers may come there.  Waits for
+        their answers, a moment and until then (monotonic s) at most: without one they take the head
+        back for a marker."""
+        assert self.transaction is not None
+        for link in self.links:
+            link.drain()  # whoever is recalled gives the head back instead
+        leaving: dict[Channel, list[Entry]] = {}
+        for p in list(self._partitions.values()):
+            appender = p.appender
+            if not isinstance(appender, DirectAppender) or appender.broken:
+                continue
+            entry = appender.leave_transaction()
+            if entry is None:
+                continue
+            if entry.file_id == NO_FILE:
+                self.give_back(p.tp)
+            else:
+                leaving.setdefault(appender.channel, []).append(entry)
+        told: list[tuple[list[Entry], Pending]] = []
+        for channel, entries in leaving.items():
+            try:
+                told.append((entries, leave_transaction(channel, self.transaction, entries)))
+            except KdirectError as e:
+                log.debug("%s: %s", channel.connection.peer, e)
+        for entries, pending in told:
+            left_ms = min(LEAVE_WAIT_MS, (until - self._monotonic()) * 1000)
+            try:
+                answers = answers_of(pending.result(max(0.0, left_ms)))
+            except KdirectError as e:
+                log.debug("%d heads: %s", len(entries), e)
+                continue
+            for entry in entries:
+                answer = answers.get(entry.tp)
+                if answer is None or answer.code:
+                    self.give_back(entry.tp)
 
     # -- the end -----------------------------------------------------------------------------------
 

@@ -40,6 +40,7 @@ class ProducerTransactions(ProducerBatches):
         self._transaction_s: float = settings["transaction.timeout.ms"] / 1000
         if self._transaction is not None:
             self._coordinators = TransactionLink(session.cluster, settings, self._transaction)
+            self._driver.about_to_write = lambda: {*self._open}
 
     # -- calls -------------------------------------------------------------------------------------
 
@@ -108,6 +109,7 @@ class ProducerTransactions(ProducerBatches):
         if not committing:
             self._flush_transaction(until)
             with self._lock:
+                self._driver.leave_transaction(until)
                 machine.commit()
         self._go_on(until, "commit_transaction", Phase.COMMITTING)
 
@@ -125,6 +127,7 @@ class ProducerTransactions(ProducerBatches):
             self._empty_flight(until)
             with self._lock:
                 self._driver.errors.clear()
+                self._driver.leave_transaction(until)
                 machine.abort()
         self._resolve_futures()
         self._run_callbacks()
@@ -222,6 +225,9 @@ class ProducerTransactions(ProducerBatches):
             cause = error.__cause__
             code = cause.code if isinstance(cause, BrokerError) else -1
             self._transaction.failed(error, code)
+            if self._transaction.phase in (Phase.FAILED, Phase.FATAL):
+                # Nothing more is written in it: another producer may want the heads.
+                self._driver.give_back_held()
 
     def _answer(self, sent: Sent, base_offset: int, error: DeliveryError | None) -> None:
         super()._answer(sent, base_offset, error)

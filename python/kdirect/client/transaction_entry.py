@@ -1,20 +1,32 @@
-"""Before one-sided WRITEs of a transaction: the leader is asked to take them.
+"""What a producer asks the leaders of its partitions before the one-sided WRITEs of a transaction,
+and tells them after the last of them.
 
 A WRITE cannot wait at the broker until the coordinator has added its partition to the transaction,
-so the producer asks once for each partition and transaction, by a message of its own.
+so the producer asks before the first one, by a message of its own: once for all partitions of a
+leader that it is about to write.
+
+A head that the producer holds alone has one more need.  The marker that ends the transaction comes
+after the last batch, and the producer counts the places of its batches itself.  So it tells the
+leader when it has nothing under way and *leaves*.  From then on the leader may append markers.  The
+answer to the next entry says where the producer goes on, and nothing is written before it is there.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
 from kdirect.client.transaction import Transaction
-from kdirect.errors import DeliveryError, NotLeaderError, TimedOutError
+from kdirect.errors import AccessDeniedError, DeliveryError, NotLeaderError, TimedOutError
 from kdirect.format import protocol as p
 from kdirect.format.error_codes import ErrorCode, error_kind
 from kdirect.model import TopicPartition
 from kdirect.wire.broker_errors import broker_error
-from kdirect.wire.connection import Connection
+from kdirect.wire.channel import Channel
+from kdirect.wire.connection import Connection, Pending
 
 LEAST_MS = 100.0  # an answer is waited for, however little time is left
+NO_FILE = -1
 
 
 def may_enter(connection: Connection) -> bool:
@@ -22,33 +34,72 @@ def may_enter(connection: Connection) -> bool:
     return connection.supports(p.EnterTransactionRequest.API_KEY)
 
 
+def may_leave(connection: Connection) -> bool:
+    """Does the broker append markers to heads that a producer holds alone?"""
+    return connection.speaks(p.EnterTransactionRequest, 1)
+
+
+class Entry(NamedTuple):
+    """A partition that is about to be written, or was; the sequence of its next batch; the file
+    that the producer holds alone there (NO_FILE: none, or it may not go on in it)."""
+
+    tp: TopicPartition
+    sequence: int
+    file_id: int
+
+
+class EntryAnswer(NamedTuple):
+    """What the leader said of one partition: Kafka's error code, and where the producer goes on in
+    the head that it holds alone (-1: it has to give that back)."""
+
+    code: int
+    position: int
+    order: int
+
+
 def enter_transaction(
-    connection: Connection,
-    transaction: Transaction,
-    tp: TopicPartition,
-    sequence: int,
-    until: float,
-) -> bool:
-    """Ask the leader of `tp`, whose next batch has this sequence, once.  False: it cannot be said
-    by `until` (monotonic s), or the transaction before is not over yet: ask again.
-    DeliveryError: it is refused.  ClosedError and the like: another broker leads now."""
-    r = p.EnterTransactionRequest
-    row = r.EnteredTopic.EnteredPartition(partition_index=tp.partition, sequence=sequence)
-    left_ms = (until - connection._monotonic()) * 1000
+    channel: Channel, transaction: Transaction, entries: Sequence[Entry], until: float
+) -> dict[TopicPartition, EntryAnswer]:
+    """Ask the leader of these partitions, once; nothing when it does not answer by `until`
+    (monotonic s).  ClosedError and the like: another broker leads now."""
+    left_ms = (until - channel.connection._monotonic()) * 1000
+    request = _request(channel, transaction, entries, leaves=False)
     try:
-        answer = connection.request(
-            r(
-                transactional_id=transaction.transactional_id,
-                producer_id=transaction.producer_id,
-                producer_epoch=transaction.epoch,
-                topics=[r.EnteredTopic(name=tp.topic, partitions=[row])],
-            ),
-            max(left_ms, LEAST_MS),
-        )
+        answer = channel.connection.request(request, max(left_ms, LEAST_MS))
     except TimedOutError:
+        return {}
+    return answers_of(answer)
+
+
+def leave_transaction(
+    channel: Channel, transaction: Transaction, entries: Sequence[Entry]
+) -> Pending:
+    """Tell the leader that nothing more is written to these files in this transaction.  Its answer
+    goes through `answers_of`."""
+    return channel.connection.submit(_request(channel, transaction, entries, leaves=True))
+
+
+def answers_of(answer: Any) -> dict[TopicPartition, EntryAnswer]:
+    """What was said of each partition."""
+    return {
+        TopicPartition(topic.name, row.partition_index): EntryAnswer(
+            row.error_code, row.position, row.order
+        )
+        for topic in answer.topics
+        for row in topic.partitions
+    }
+
+
+def has_entered(entry: Entry, answer: EntryAnswer | None) -> bool:
+    """May the partition be written?  False: it cannot be said yet, or the transaction before is not
+    over: ask again.  DeliveryError: it is refused.  NotLeaderError: another broker leads now.
+    AccessDeniedError: the head has to be given back."""
+    if answer is None:
         return False
-    code = next((x.error_code for t in answer.topics for x in t.partitions), -1)
+    code, tp = answer.code, entry.tp
     if code == ErrorCode.NONE:
+        if entry.file_id != NO_FILE and answer.position < 0:
+            raise AccessDeniedError(f"{tp}: its head has ended", hint="ask for access again")
         return True
     if error_kind(code).stale and code != ErrorCode.NOT_COORDINATOR:
         raise NotLeaderError(f"{tp}: another broker leads it", hint="ask for metadata")
@@ -58,3 +109,27 @@ def enter_transaction(
     error = DeliveryError(cause.message, hint=cause.hint or "the batch was not committed")
     error.__cause__ = cause
     raise error
+
+
+def _request(
+    channel: Channel, transaction: Transaction, entries: Sequence[Entry], *, leaves: bool
+) -> Any:
+    r = p.EnterTransactionRequest
+    row = r.EnteredTopic.EnteredPartition
+    topics: dict[str, list[Any]] = {}
+    for entry in entries:
+        topics.setdefault(entry.tp.topic, []).append(
+            row(
+                partition_index=entry.tp.partition,
+                sequence=entry.sequence,
+                file_id=entry.file_id,
+            )
+        )
+    return r(
+        transactional_id=transaction.transactional_id,
+        producer_id=transaction.producer_id,
+        producer_epoch=transaction.epoch,
+        topics=[r.EnteredTopic(name=name, partitions=rows) for name, rows in topics.items()],
+        connection_id=channel.connection_id,
+        leaves=leaves,
+    )

@@ -267,13 +267,15 @@ class Channel:
         ahead_of: int = -1,
         acks: int = -1,
         leader_epoch: int = -1,
+        enters: bool = False,
     ) -> Any:
         """Write access to the head file of `tp`, for at most `max_in_flight` requests at a time,
         whose acknowledgements come into `entries` entries of `ring` from byte `ack_offset` on.
         `finished`: a file granted before that this producer is done with; `end`: (order, position)
         of its first reservation beyond it.  `ahead_of`: the granted file after which comes the one
         that is asked for.  `acks`: 1, the leader's; -1, of all in-sync replicas.  `leader_epoch`:
-        that of `tp` as far as is known."""
+        that of `tp` as far as is known.  `enters`: what is granted exclusively is written only
+        where an answer to EnterTransaction says."""
         return p.GetProduceAccessRequest(
             connection_id=self.connection_id,
             topic=tp.topic,
@@ -290,6 +292,7 @@ class Channel:
             ahead_of_file_id=ahead_of,
             acks=acks,
             current_leader_epoch=leader_epoch,
+            enters=enters,
         )
 
     def release(self, file_ids: list[int], timeout_ms: float | None = None) -> None:
