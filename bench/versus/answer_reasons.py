@@ -81,7 +81,6 @@ REASONS: tuple[Reason, ...] = (
             ("preallocate", "RDMA writes need bytes that exist."),
             ("remote.copy.lag.*", "A property of kdirect's own."),
             ("remote.log.client.access", "A property of kdirect's own."),
-            ("file.delete.delay.ms", "This Kafka is given another value in its file."),
             ("min.insync.replicas", "Kafka sets the cluster's value where replicas are eligible."),
         )
     ),

@@ -49,7 +49,10 @@ KAFKA = {
     "group.initial.rebalance.delay.ms": "0",
     "auto.create.topics.enable": "false",
 }
-KDIRECT: dict[str, str] = {"log.retention.check.interval.ms": "300000"}
+KDIRECT: dict[str, str] = {
+    "log.segment.delete.delay.ms": "100",
+    "log.retention.check.interval.ms": "300000",
+}
 
 
 def tmpfs() -> str | None:

@@ -69,6 +69,13 @@ METRICS: tuple[Metric, ...] = (
         "log",
         "Log directories that have failed: their partitions are offline here.",
     ),
+    Metric(
+        "log_removals_waiting",
+        "files",
+        "log",
+        "Files of deleted segments, and directories of deleted partitions, that stay on disk until "
+        "log.segment.delete.delay.ms has passed.",
+    ),
     Metric("log_segments", "segments", "log", "Segments of all partitions."),
     Metric(
         "log_requests", "requests", "log", "Requests that the kernel committed, over TCP or RDMA."

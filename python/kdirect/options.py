@@ -182,6 +182,10 @@ BROKER = Options("Broker properties", (
            "no limit (topic: retention.bytes).", low=-1),
     Option("log.retention.check.interval.ms", "ms", 300_000,
            "How often the broker checks for segments to delete.", low=1),
+    Option("log.segment.delete.delay.ms", "ms", 60_000,
+           "How long files of deleted segments stay on disk under names that end in .deleted "
+           "(topic: file.delete.delay.ms), and directories of deleted partitions under names that "
+           "end in -delete. On a full disk they are removed at once.", low=0),
     *CLEANER_BROKER_ROWS,
     Option("log.flush.interval.messages", "long", (1 << 63) - 1,
            "Call fsync after this many records of a partition (topic: flush.messages).", low=1),
@@ -385,9 +389,9 @@ TOPIC = Options("Topic properties", (
            choices=_STORED_CODECS, synonym="compression.type"),
     Option("compression.zstd.level", "int", None, "Overrides compression.zstd.level.",
            low=-131_072, high=22, synonym="compression.zstd.level"),
-    Option("file.delete.delay.ms", "ms", 60_000,
-           "Files of deleted segments are removed at once; readers that have them open keep them. "
-           "Any value is accepted.", low=0),
+    Option("file.delete.delay.ms", "ms", None, "Overrides log.segment.delete.delay.ms, for "
+           "segments; a directory of a deleted partition waits as long as the broker says.", low=0,
+           synonym="log.segment.delete.delay.ms"),
     Option("flush.messages", "long", None, "Overrides log.flush.interval.messages.", low=1,
            synonym="log.flush.interval.messages"),
     Option("flush.ms", "ms", None, "Overrides log.flush.interval.ms.", low=0,
@@ -461,6 +465,7 @@ DYNAMIC_LOG = frozenset((
     "log.index.interval.bytes", "log.index.size.max.bytes", "log.segment.bytes", "log.roll.ms",
     "log.roll.jitter.ms",
     "log.retention.ms", "log.retention.bytes", "log.cleanup.policy", "log.preallocate",
+    "log.segment.delete.delay.ms",
     "log.flush.interval.messages", "log.flush.interval.ms", "log.message.timestamp.type",
     "log.message.timestamp.before.max.ms", "log.message.timestamp.after.max.ms",
     "message.max.bytes", "log.local.retention.ms", "log.local.retention.bytes",

@@ -194,7 +194,7 @@ def test_what_comes_after_a_cut_is_compacted(tmp_path, meanwhile) -> None:
 
 
 def test_a_topic_that_is_deleted_while_it_is_compacted_is_no_failure(tmp_path, caplog) -> None:
-    rules = LogConfig(segment_bytes=16384, compacts=True, deletes=False)
+    rules = LogConfig(segment_bytes=16384, compacts=True, deletes=False, file_delete_delay_ms=0)
     with LogManager([tmp_path], rules) as logs:
         cleaner = LogCleaner(BrokerConfig({"log.dirs": str(tmp_path)}), logs, lambda: NOW)
         log = logs.create_partition(TopicPartition("t", 0))

@@ -202,7 +202,7 @@ def test_a_deletion_that_a_crash_interrupted_is_finished(tmp_path, raw):
     state = json.loads((tmp_path / "topics.json").read_text())
     state["topics"]["t"]["deleting"] = True
     (tmp_path / "topics.json").write_text(json.dumps(state))
-    with kdirect.Broker(log_dirs=tmp_path) as b:
+    with kdirect.Broker(log_dirs=tmp_path, log_segment_delete_delay_ms=0) as b:
         assert {x.topic for x in b.server.logs.partitions} == {"u"}
         names = {
             t.name

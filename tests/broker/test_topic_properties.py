@@ -139,7 +139,7 @@ def test_what_asks_for_more_is_refused_by_name_and_reason(client, name):
 def test_values_that_count_only_for_what_is_not_here(client):
     """A property of compaction, tiered storage or the broker's own compression asks for nothing,
     whatever its value."""
-    values = {"delete.retention.ms": "5", "file.delete.delay.ms": "0", "local.retention.ms": "1000",
+    values = {"delete.retention.ms": "5", "local.retention.ms": "1000",
               "min.cleanable.dirty.ratio": "0.01",
               "compression.zstd.level": "-7", "compression.gzip.level": "6",
               "remote.log.copy.disable": "true"}  # fmt: skip

@@ -167,7 +167,7 @@ def test_a_deletion_that_fails_in_the_middle_can_be_tried_again(tmp_path, raw, m
             raise OSError(errno.EIO, "Input/output error")
         rename(source, target)
 
-    with kdirect.Broker(log_dirs=tmp_path) as b:
+    with kdirect.Broker(log_dirs=tmp_path, log_segment_delete_delay_ms=0) as b:
         connection = raw(b.bootstrap_servers)
         assert create(connection, ("t", 3)) == [0]
         with monkeypatch.context() as patch:

@@ -384,21 +384,26 @@ from kdirect.log.config import LogConfig
 from kdirect.log.manager import LogManager
 from kdirect.model import TopicPartition
 from tests.log.compacted_logs import compact
-manager = LogManager([Path(sys.argv[1])], LogConfig(segment_bytes=8192, compacts=True,
-                                                    deletes=False)).open()
+config = LogConfig(
+    segment_bytes=8192, compacts=True, deletes=False, file_delete_delay_ms=int(sys.argv[2])
+)
+manager = LogManager([Path(sys.argv[1])], config).open()
 compact(manager.partitions[TopicPartition("t", 0)])
 """
 
 
+@pytest.mark.parametrize("delay_ms", [60_000, 0])
 @pytest.mark.parametrize("place", [f"{name}:{n}" for name in _PLACES for n in (1, 2)])
-def test_a_crash_at_any_step_leaves_the_same_table(memory_path: Path, place: str) -> None:
+def test_a_crash_at_any_step_leaves_the_same_table(
+    memory_path: Path, place: str, delay_ms: int
+) -> None:
     """The next start finishes the exchange, or undoes it; nothing else is lost, and compaction
-    goes on from there."""
+    goes on from there.  Replaced files that were to stay for a while are removed."""
     config = LogConfig(segment_bytes=8192, compacts=True, deletes=False)
     with LogManager([memory_path], config) as manager:
         appended = fill(manager.create_partition(TP), random.Random(3), 60, 200)
     run = subprocess.run(
-        [sys.executable, "-c", _CHILD, str(memory_path)],
+        [sys.executable, "-c", _CHILD, str(memory_path), str(delay_ms)],
         env={**os.environ, VARIABLE: place, "PYTHONPATH": str(Path(__file__).parents[2])},
         check=False,
     )
@@ -409,7 +414,7 @@ def test_a_crash_at_any_step_leaves_the_same_table(memory_path: Path, place: str
         assert set(kept) <= set(appended) and p.log_end_offset == len(appended)
         assert last_of_each_key(kept) == last_of_each_key(appended)
         names = [path.name for path in p.directory.iterdir()]
-        assert not [n for n in names if n.endswith((".cleaned", ".swap", ".corrupt"))]
+        assert not [n for n in names if n.endswith((".cleaned", ".swap", ".corrupt", ".deleted"))]
         ends = [s.end_offset for s in p.segments]
         assert [s.base_offset for s in p.segments][1:] == ends[:-1], "no gap, no overlap"
         compact(p)

@@ -632,6 +632,7 @@ def test_no_file_work_is_done_with_a_lock_held_that_readers_take(
         p.reconfigure(LogConfig(segment_bytes=256 << 10, retention_ms=0))
         p.apply_retention(NOW + 10_000)
         p.append(batch())
+        m.removals.make_room(memory_path)
         m.delete_topic("t")
     assert not wrong, wrong
     assert seen >= {

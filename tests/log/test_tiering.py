@@ -215,7 +215,7 @@ def test_the_log_start_is_on_disk_before_a_local_segment_goes(logs, batch, monke
     seen: list[dict] = []
     delete = type(p.segments[0]).delete
     monkeypatch.setattr(
-        type(p.segments[0]), "delete", lambda s: (seen.append(logs.starts()), delete(s))
+        type(p.segments[0]), "delete", lambda s, *how: (seen.append(logs.starts()), delete(s, *how))
     )
     p.apply_retention(NOW)
     assert seen == [{TP: 0}, {TP: 0}]

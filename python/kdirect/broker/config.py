@@ -32,7 +32,7 @@ _IGNORED = """
     super.users allow.everyone.if.no.acl.found inter.broker.protocol.version
     log.message.format.version replica.fetch.max.bytes num.replica.fetchers
     initial.broker.registration.timeout.ms broker.heartbeat.interval.ms broker.session.timeout.ms
-    metrics.num.samples log.segment.delete.delay.ms
+    metrics.num.samples
     remote.log.storage.manager.class.name remote.log.storage.manager.class.path
     remote.log.storage.manager.impl.prefix remote.log.metadata.manager.class.name
     remote.log.metadata.manager.class.path remote.log.metadata.manager.impl.prefix

@@ -7,7 +7,8 @@ On disk, for a group of neighbours that become one segment:
 
 1. The new files are written beside the old ones with the suffix ``.cleaned``, and synced.
 2. They are renamed to ``.swap``, the log last.  From then on the exchange counts.
-3. The old segments but the first are unlinked, which the new one has the name of.
+3. The old segments but the first are removed, which the new one has the name of.  Where removed
+   files wait (`kdirect.log.removals`), the first one's get a second name before.
 4. The new files take the names of the first one's.
 
 A start after a crash removes ``.cleaned`` files and whatever has no log with the suffix ``.swap``,
@@ -35,8 +36,9 @@ from kdirect.log import checkpoint, producer_state
 from kdirect.log.cutting import Cutting
 from kdirect.log.kernel_marks import allow_gaps_below
 from kdirect.log.mapped import Mapping
+from kdirect.log.removals import unlink
 from kdirect.log.scan import ScannedSegment, scan_segment
-from kdirect.log.segment import LOG_SUFFIX, Segment, file_name
+from kdirect.log.segment import LOG_SUFFIX, Segment, file_name, segment_files
 
 log = logging.getLogger("kdirect.log")
 
@@ -94,8 +96,9 @@ class Compacting(Cutting):
     ) -> None:
         checkpoint.sync_directory(self.directory)
         reached("compaction, swap files are named")
+        self._keep_files(segment_files(self.directory, old[0].base_offset))
         for segment in old[1:]:
-            _unlink(self.directory, segment.base_offset)
+            self._remove_files(segment_files(self.directory, segment.base_offset))
         reached("compaction, old segments are gone")
         for path in paths:
             os.rename(_named(path, SWAP_SUFFIX), path)
@@ -105,22 +108,15 @@ class Compacting(Cutting):
             self._set_segments((*self._segments[:at], new, *self._segments[at + len(old) :]))
         for segment in old:
             segment.end_replaced()
-        for segment in old[1:]:
-            producer_state.snapshot_path(self.directory, segment.base_offset).unlink(
-                missing_ok=True
-            )
+        self._remove_files(
+            [producer_state.snapshot_path(self.directory, s.base_offset) for s in old[1:]]
+        )
         self._disk.directory_changed = True
         reached("compaction, a group is done")
 
 
 def _named(path: Path, suffix: str) -> Path:
     return path.with_name(path.name + suffix)
-
-
-def _unlink(directory: Path, base_offset: int) -> None:
-    """The files of a segment; the log last, so that what a crash leaves is a segment."""
-    for suffix in (".txnindex", ".timeindex", ".index", LOG_SUFFIX):
-        (directory / file_name(base_offset, suffix)).unlink(missing_ok=True)
 
 
 def finish_swaps(directory: Path, files: Sequence[str], dense_from: int | None) -> bool:
@@ -156,7 +152,7 @@ def _finish_swap(directory: Path, files: Sequence[str], base: int) -> None:
     logs = (n for n in files if n.endswith(LOG_SUFFIX) and n.partition(".")[0].isdigit())
     for old in sorted(b for b in (int(n.partition(".")[0]) for n in logs)):
         if base < old < found.end_offset:
-            _unlink(directory, old)
+            unlink(segment_files(directory, old))
     swaps = [n for n in files if n.startswith(swap.name[:20]) and n.endswith(SWAP_SUFFIX)]
     for other in sorted(swaps, key=lambda n: n == swap.name):  # the log last
         os.rename(directory / other, directory / other.removesuffix(SWAP_SUFFIX))

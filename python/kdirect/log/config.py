@@ -67,6 +67,7 @@ class LogConfig:
     compacts: bool = False
     deletes: bool = True
     delete_retention_ms: int = 86_400_000
+    file_delete_delay_ms: int = 60_000
     min_cleanable_ratio: float = 0.5
     min_compaction_lag_ms: int = 0
     max_compaction_lag_ms: int = NEVER
@@ -201,6 +202,7 @@ class LogConfig:
             compacts="compact" in p["log.cleanup.policy"],
             deletes="delete" in p["log.cleanup.policy"],
             delete_retention_ms=p["log.cleaner.delete.retention.ms"],
+            file_delete_delay_ms=p["log.segment.delete.delay.ms"],
             min_cleanable_ratio=p["log.cleaner.min.cleanable.ratio"],
             min_compaction_lag_ms=p["log.cleaner.min.compaction.lag.ms"],
             max_compaction_lag_ms=p["log.cleaner.max.compaction.lag.ms"],
@@ -262,6 +264,7 @@ _FIELD_OF = {
     "compression.type": "compression_type",
     "compression.zstd.level": "zstd_level",
     "delete.retention.ms": "delete_retention_ms",
+    "file.delete.delay.ms": "file_delete_delay_ms",
     "flush.messages": "flush_messages",
     "flush.ms": "flush_ms",
     "index.interval.bytes": "index_interval_bytes",

@@ -81,7 +81,9 @@ class Cutting(Rolling):
         try:
             position, end_offset = locate(self._segments[at], offset)
             end_offset = min(end_offset, offset)  # compaction has removed what was there
-            cut = CutSegment(self._segments[at], position, end_offset, self.head_config)
+            cut = self._allocated(
+                lambda: CutSegment(self._segments[at], position, end_offset, self.head_config)
+            )
             self._cut(at, cut, position, end_offset)
         except BaseException:
             if self._cut_failure is None:

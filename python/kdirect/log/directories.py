@@ -1,8 +1,8 @@
 """Log directories on disk: whose they are, which partitions lie in them, how new ones come to be.
 
 Law of the file: it knows names and ``meta.properties``, and opens no log.  A directory belongs to
-one node of one cluster, and to one broker at a time (``.lock``).  What a crash has left of a
-deletion, or of a creation, is removed where directories are walked.
+one node of one cluster, and to one broker at a time (``.lock``).  Deleted partitions that waited to
+be removed, and what a crash has left of a creation, are removed where directories are walked.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from kdirect.errors import CorruptLogError, LogError
 from kdirect.log import checkpoint
 from kdirect.log.config import LogConfig
 from kdirect.log.recovery import begin_directory
+from kdirect.log.removals import DELETED_DIRECTORY
 from kdirect.model import TopicPartition
 
 log = logging.getLogger("kdirect.log")
@@ -28,7 +29,6 @@ log = logging.getLogger("kdirect.log")
 LOCK_FILE = ".lock"
 INDEX_CACHE = "remote-log-index-cache"  # of `kdirect.storage`, beside the partitions, as Kafka's
 PARTITION_DIRECTORY = re.compile(r"([a-zA-Z0-9._-]{1,249})-(\d{1,10})\Z")
-_DELETED_SUFFIX = "-delete"
 _NEW_SUFFIX = "-new"  # of directories that are being made
 
 
@@ -126,15 +126,15 @@ def identify(
 
 
 def partition_directories(directory: Path) -> Iterator[tuple[TopicPartition, Path]]:
-    """The partitions in a log directory; what a deletion, or a creation that was not finished,
-    has left is removed."""
+    """The partitions in a log directory; deleted ones, and what a creation that was not finished
+    has left, are removed."""
     with os.scandir(directory) as entries:
         names = sorted(e.name for e in entries if e.is_dir() and e.name != INDEX_CACHE)
     for name in names:
         path = directory / name
         whole = name.removesuffix(_NEW_SUFFIX)
         unfinished = whole != name and PARTITION_DIRECTORY.match(whole)
-        if unfinished or name.endswith(_DELETED_SUFFIX):
+        if unfinished or name.endswith(DELETED_DIRECTORY):
             shutil.rmtree(path, ignore_errors=True)
             continue
         match = PARTITION_DIRECTORY.match(name)

@@ -16,6 +16,9 @@ that is alone with one directory has no better one: it goes on as far as it can.
 Locks: ``_change_lock`` is held by whatever opens, closes, makes, alters or deletes, and may wait
 for the disk.  Looking at partitions takes no lock: the dictionaries are replaced entry by entry,
 and copied at once before they are walked.
+
+What is deleted waits in `removals`, of which the broker calls `remove_due`; `close` leaves it to
+the next start.
 """
 
 from __future__ import annotations
@@ -47,7 +50,8 @@ from kdirect.log.kernel_transactions import has_late_transaction
 from kdirect.log.partition import Partition
 from kdirect.log.recovery import load_partition
 from kdirect.log.remote_rules import refuse_tiered, refuse_without_system
-from kdirect.log.trouble import Trouble, trouble_of
+from kdirect.log.removals import Removals
+from kdirect.log.trouble import Trouble, is_full, trouble_of
 from kdirect.model import TopicPartition, check_topic_name
 
 log = logging.getLogger("kdirect.log")
@@ -90,6 +94,8 @@ class LogManager:
         self.on_failed: Callable[[Path], None] = lambda directory: None
         self.on_full: Callable[[Partition], None] = lambda partition: None
         self.on_changed: Callable[[Partition], None] = lambda new_or_configured: None
+        self.removals = Removals()
+        self.removals.on_error = self._note
         self.partitions: dict[TopicPartition, Partition] = {}
         self._wanted_cluster_id = cluster_id
         self._adopts = False
@@ -280,6 +286,7 @@ class LogManager:
                                 b'{"version":0,"brokerEpoch":-1}',
                             )
             finally:
+                self.removals.forget()
                 self._locks.release()
             if failed:
                 raise failed[0]
@@ -326,7 +333,7 @@ class LogManager:
                 places = self._places(topic_partitions)
                 for parent, some in places.items():
                     try:
-                        make_directories(parent, some, config, topic_id, named)
+                        self._make_directories(parent, some, config, topic_id, named)
                         for tp in some:
                             directory = parent / str(tp)
                             files = os.listdir(directory)
@@ -355,6 +362,15 @@ class LogManager:
                 raise
             return [self.partitions[tp] for tp in topic_partitions]
 
+    def _make_directories(self, parent: Path, *arguments: Any) -> None:
+        """`make_directories`; on a full disk once more, when what waited there is removed."""
+        try:
+            make_directories(parent, *arguments)
+        except OSError as e:
+            if not is_full(e) or not self.removals.make_room(parent):
+                raise
+            make_directories(parent, *arguments)
+
     def _places(self, topic_partitions: Sequence[TopicPartition]) -> dict[Path, list[Any]]:
         """The log directories of new partitions.  LogError."""
         usable = self.usable_dirs
@@ -374,6 +390,7 @@ class LogManager:
 
     def _add(self, partition: Partition) -> None:
         topic, number = partition.topic_partition
+        partition.removals = self.removals
         partition.write_checkpoints = self.checkpoint
         partition.write_log_starts = partial(self._checkpoint_starts, partition.directory.parent)
         self.partitions[partition.topic_partition] = partition
@@ -424,8 +441,8 @@ class LogManager:
                 self.on_changed(partition)
 
     def delete_topic(self, topic: str) -> int:
-        """Delete all partitions of `topic`: their slots are revoked, their files unlinked; how many
-        there were."""
+        """Delete all partitions of `topic`: their slots are revoked, their directories renamed and
+        removed after ``log.segment.delete.delay.ms``; how many there were."""
         with self._change_lock:
             return self.delete_partitions([p.topic_partition for p in self.partitions_of(topic)])
 
@@ -439,7 +456,8 @@ class LogManager:
             found = [self.partitions.get(tp) for tp in topic_partitions]
             doomed = [partition for partition in found if partition is not None]
             for partition in doomed:
-                partition.delete(keep=keep)  # when this fails, the next try finds it here
+                # When this fails, the next try finds it here.
+                partition.delete(keep=keep, delay_ms=self.config.file_delete_delay_ms)
                 self._remove(partition)
             try:
                 if doomed:
@@ -548,7 +566,10 @@ class LogManager:
             self.on_full(partition)
 
     def _note(self, directory: Path, error: BaseException) -> Trouble:
-        """What the error says of the directory, which goes offline if it has failed."""
+        """What the error says of the directory, which goes offline if it has failed.  If it is
+        full, nothing that is deleted waits there."""
+        if is_full(error):
+            self.removals.make_room(directory)
         if not self.replicated and len(self.log_dirs) == 1:
             return Trouble.NONE
         found = trouble_of(error, directory)
@@ -566,6 +587,7 @@ class LogManager:
 
     def drop(self, directory: Path) -> None:
         """Let go of the partitions in a directory that has failed; its files stay as they are."""
+        self.removals.forget(directory)
         with self._change_lock:
             for partition in self._in(directory):
                 partition.abandon()
@@ -583,6 +605,7 @@ class LogManager:
         total: dict[str, int] = {
             "log_partitions": len(self.partitions),
             "log_directories_failed": len(self.offline),
+            "log_removals_waiting": len(self.removals),
         }
         for partition in self._each():
             for name, value in partition.statistics().items():

@@ -70,6 +70,7 @@ from kdirect.log.record_keys import (
     refuse_keyless,
     refuse_keyless_nowait,
 )
+from kdirect.log.removals import DELETED_DIRECTORY, STRAY_DIRECTORY, gone_name
 from kdirect.log.results import CommitResult, refusal
 from kdirect.log.retention import expired, expired_locally
 from kdirect.log.rolling import RollCallback
@@ -604,16 +605,16 @@ class Partition(LogAgreement):
         except (LogError, OSError) as e:
             log.info("%s was closed although its files fail: %s", self.topic_partition, e)
 
-    def delete(self, *, keep: bool = False) -> None:
-        """The topic is gone: tell the slots, close, remove the directory; with `keep`, give it a
-        name by which no broker loads it, Kafka's for what no topic is known of."""
+    def delete(self, *, keep: bool = False, delay_ms: int = 0) -> None:
+        """The topic is gone: tell the slots, close, rename the directory, and remove it after
+        `delay_ms`; with `keep`, only give it a name by which no broker loads it, Kafka's for what
+        no topic is known of."""
         self.kernel.revoke_slots()
         self.close(clean=keep)
-        suffix = "stray" if keep else "delete"
-        gone = self.directory.with_name(f"{self.directory.name[:200]}.{uuid.uuid4().hex}-{suffix}")
+        gone = self.directory.with_name(
+            gone_name(self.topic_partition, STRAY_DIRECTORY if keep else DELETED_DIRECTORY)
+        )
         with self._roll_lock:
-            for segment in () if keep else self._segments:
-                segment.delete()
             os.rename(self.directory, gone)
         if keep:
             log.error(
@@ -622,5 +623,7 @@ class Partition(LogAgreement):
                 gone,
                 self.directory,
             )
-        else:
+        elif self.removals is None:
             shutil.rmtree(gone, ignore_errors=True)
+        else:
+            self.removals.remove_directory(gone.parent, gone, delay_ms)

@@ -17,13 +17,14 @@ from __future__ import annotations
 import logging
 import os
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from kdirect.errors import FormatError
 from kdirect.format.batch import crc32c
 from kdirect.log.checkpoint import replace_file
 from kdirect.log.producers import ProducerEntry
+from kdirect.log.removals import unlink
 
 log = logging.getLogger("kdirect.log")
 
@@ -133,8 +134,8 @@ def load_latest(
     return log_start_offset, []
 
 
-def delete_before(directory: Path, offset: int) -> None:
-    """Remove snapshots below `offset`, but never the newest."""
-    for at, path in list_snapshots(directory)[:-1]:
-        if at < offset:
-            path.unlink(missing_ok=True)
+def delete_before(
+    directory: Path, offset: int, remove: Callable[[Sequence[Path]], None] = unlink
+) -> None:
+    """Remove snapshots below `offset`, but never the newest, at once or as `remove` does."""
+    remove([path for at, path in list_snapshots(directory)[:-1] if at < offset])

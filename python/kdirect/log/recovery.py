@@ -7,8 +7,8 @@ recovery point was synced and is kept, whatever follows.
 After a crash, in order:
 
 1. Exchanges of segments by compaction are finished (`kdirect.log.compacting`).  Leftovers of
-   unfinished work (``.tmp``, ``.cleaned``, ``.swap``, ``.deleted``) and indexes without a log are
-   removed.
+   unfinished work (``.tmp``, ``.cleaned``, ``.swap``), deleted segments that had waited to be
+   removed (``.deleted``) and indexes without a log are removed.
 2. Segments that end below the recovery point are trusted.  Their indexes are checked, and rebuilt
    if entries do not rise or point outside the segment.  Where the file is whole and ends before the
    next segment begins, the offsets between are a gap, as Kafka's cleaner leaves them; reading goes
@@ -54,6 +54,7 @@ from kdirect.log.partition import Partition
 from kdirect.log.producer_history import load_producers
 from kdirect.log.recovered_epochs import load_epochs
 from kdirect.log.recovered_indexes import check_index_files, rebuild_indexes, write_indexes
+from kdirect.log.removals import DELETED_SUFFIX
 from kdirect.log.scan import scan_segment
 from kdirect.log.segment import (
     LOG_SUFFIX,
@@ -69,7 +70,7 @@ from kdirect.model import TopicPartition
 log = logging.getLogger("kdirect.log")
 
 CORRUPT_SUFFIX = ".corrupt"
-_LEFTOVERS = (TEMPORARY_SUFFIX, ".cleaned", ".swap", ".deleted")
+_LEFTOVERS = (TEMPORARY_SUFFIX, ".cleaned", ".swap", DELETED_SUFFIX)
 _ANYWHERE = (1 << 63) - 1
 _ANY_EPOCH = (1 << 31) - 1
 

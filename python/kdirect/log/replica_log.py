@@ -477,7 +477,7 @@ class ReplicaLog(Compacting):
 
     def _files_as_long(self, size: int) -> PreparedHead:
         config = replace(self.config, segment_bytes=size)
-        return PreparedHead(self.directory, config, is_pulled=True)
+        return self._allocated(lambda: PreparedHead(self.directory, config, is_pulled=True))
 
     def begin_pull(
         self, base_offset: int, size: int, prepared: PreparedHead | None = None

@@ -21,8 +21,9 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
 
 from kdirect.errors import ClosedError, LogError, StorageFullError
 from kdirect.failpoints import reached
@@ -47,13 +48,16 @@ from kdirect.log.kernel_producers import known_producers
 from kdirect.log.kernel_transactions import forget_aborted
 from kdirect.log.mapped import first_timestamp
 from kdirect.log.producers import ProducerEntry
+from kdirect.log.removals import Removals, unlink
 from kdirect.log.retention import count_below
 from kdirect.log.segment import Segment
 from kdirect.log.tiering import Tiering
+from kdirect.log.trouble import is_full
 
 log = logging.getLogger("kdirect.log")
 
 RollCallback = Callable[[Any, Segment, Segment], None]
+T = TypeVar("T")
 
 
 class Rolling(Tiering):
@@ -64,6 +68,7 @@ class Rolling(Tiering):
     on_roll: list[RollCallback]
     before_give_back: list[Callable[[Any], bool]]
     gate: AckGate
+    removals: Removals | None = None  # of deleted segments; without them nothing waits
     _aborted: AbortedFiles
     write_checkpoints: Callable[[], None]
     _jitter_ms: int
@@ -184,10 +189,12 @@ class Rolling(Tiering):
             return False
         now = time.monotonic()
         quick = self._use.quickly(now)
-        wanted = next_capacity(capacity, end + length, limit, quick=quick)
+        wanted = head_bytes(
+            self.head_config, next_capacity(capacity, end + length, limit, quick=quick)
+        )
         least = head_bytes(self.head_config, min(limit, end + length))
         try:
-            head.grow(head_bytes(self.head_config, wanted))
+            self._allocated(lambda: head.grow(wanted))
         except OSError:
             # Not so much, then, and only what is needed now.
             try:
@@ -243,7 +250,7 @@ class Rolling(Tiering):
             spare = self._spare.take(self.head_config)
             if spare is not None:
                 return spare
-            prepared = PreparedHead(self.directory, self.head_config)
+            prepared = self._allocated(lambda: PreparedHead(self.directory, self.head_config))
             prepared.populate(threading.Event())
             return prepared
 
@@ -306,13 +313,31 @@ class Rolling(Tiering):
         spare = self._spare.take(self.head_config)
         if spare is not None:
             return spare
+
+        def with_room(capacity: int) -> PreparedHead:
+            return self._allocated(
+                lambda: PreparedHead(self.directory, self.head_config, capacity=capacity)
+            )
+
         if busy:
             try:
-                capacity = max(room, STEP_BYTES)
-                return PreparedHead(self.directory, self.head_config, capacity=capacity)
+                return with_room(max(room, STEP_BYTES))
             except StorageFullError:
                 pass  # it begins small, as any other
-        return PreparedHead(self.directory, self.head_config, capacity=max(1, room))
+        return with_room(max(1, room))
+
+    def _allocated(self, allocate: Callable[[], T]) -> T:
+        """What `allocate` returns, which leaves nothing behind when the disk is full: then it is
+        called once more, where files of deleted segments had the room."""
+        try:
+            return allocate()
+        except (StorageFullError, OSError) as e:
+            removals = self.removals
+            if removals is None or not is_full(e):
+                raise
+            if not removals.make_room(self.directory.parent):
+                raise
+        return allocate()
 
     def _open_head(
         self, min_bytes: int, now_ms: int, wanted: int = 0, *, fresh: bool = False
@@ -325,7 +350,7 @@ class Rolling(Tiering):
         kernel = self.kernel
         room = max(min_bytes, wanted)
         if not fresh and not old.sealed and old.size + min_bytes <= config.segment_bytes:
-            new = reopen_as_head(old, config, room)
+            new = self._allocated(lambda: reopen_as_head(old, config, room))
             with self._lock:
                 new.become_head(
                     kernel,
@@ -512,13 +537,27 @@ class Rolling(Tiering):
                 segment.size,
             )
             reached("before a local deletion")
-            segment.delete()
+            segment.delete(self._remove_files)
             reached("after a local deletion")
-        producer_state.delete_before(self.directory, self._bases[0])
+        producer_state.delete_before(self.directory, self._bases[0], self._remove_files)
         forget_aborted(self.kernel, min(self._bases[0], int(self.kernel.log_start_offset)))
         self._trim_epochs()
         self._disk.directory_changed = True
         return count
+
+    def _remove_files(self, paths: Sequence[Path]) -> None:
+        """Remove files of deleted segments, after ``file.delete.delay.ms``.  OSError."""
+        if self.removals is None:
+            unlink(paths)
+        else:
+            delay_ms = self.config.file_delete_delay_ms
+            self.removals.remove_files(self.directory.parent, paths, delay_ms)
+
+    def _keep_files(self, paths: Sequence[Path]) -> None:
+        """The same before other files take their names."""
+        if self.removals is not None:
+            delay_ms = self.config.file_delete_delay_ms
+            self.removals.keep_files(self.directory.parent, paths, delay_ms)
 
     @property
     def _segment_ms(self) -> int:

@@ -11,7 +11,8 @@ for a new head, in `kdirect.log.head`; a copy that replaces one is made in `kdir
 - A sealed segment is immutable.  Its file is shortened to its records only when nobody can have it
   mapped.  Until the last grant is released, the bytes after the records are a hole and the length
   is kept: a file that is cut while others map it kills whoever reads past its new end (SIGBUS).
-- Deletion is unlink; mappings of holders live on.
+- Deletion takes the files' names away, at once or by way of others (`kdirect.log.removals`);
+  mappings of holders live on.
 - Mappings and descriptors exist while somebody has acquired the segment, and a little longer for a
   few recently used ones.  So their number is bounded by how many partitions are written to, not by
   the size of the log.
@@ -29,6 +30,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from kdirect.errors import ClosedError, LogError
@@ -41,6 +43,7 @@ from kdirect.log.index import OffsetIndex, TimeIndex
 from kdirect.log.kernel import CommitKernel
 from kdirect.log.kernel_head import install_head, resize_head, seal_head
 from kdirect.log.mapped import Mapping, punch_hole
+from kdirect.log.removals import unlink
 
 log = logging.getLogger("kdirect.log")
 
@@ -54,6 +57,13 @@ IDLE_MAPPINGS = 32
 def file_name(base_offset: int, suffix: str) -> str:
     """Kafka's name: the base offset in twenty digits."""
     return f"{base_offset:020d}{suffix}"
+
+
+def segment_files(directory: Path, base_offset: int) -> list[Path]:
+    """All files that a segment may have; the log last, so that what a crash leaves of their removal
+    is a segment."""
+    suffixes = (TRANSACTION_SUFFIX, TimeIndex.suffix, OffsetIndex.suffix, LOG_SUFFIX)
+    return [directory / file_name(base_offset, suffix) for suffix in suffixes]
 
 
 _idle = IdleMappings(IDLE_MAPPINGS)
@@ -558,12 +568,12 @@ class Segment:
         if longer:
             self._shorten()
 
-    def delete(self) -> None:
-        """Unlink the files; whoever has acquired the segment may go on reading."""
+    def delete(self, remove: Callable[[Sequence[Path]], None] = unlink) -> None:
+        """Remove the files, at once or as `remove` does; whoever has acquired the segment may go on
+        reading."""
         with self._lock:
             self.deleted = True
             detached = self._detach_if_unused()
         aborted = self.directory / file_name(self.base_offset, TRANSACTION_SUFFIX)
-        for path in (self.path, self.offset_index.path, self.time_index.path, aborted):
-            path.unlink(missing_ok=True)
+        remove((self.path, self.offset_index.path, self.time_index.path, aborted))
         self._end(detached)
