@@ -187,16 +187,6 @@ REASONS: tuple[Reason, ...] = (
         "`streams.*` of groups",
         "There are no streams groups.",
     ),
-    *(
-        Reason(
-            "DescribeConfigs",
-            "*",
-            f"*configs[{name}].synonyms*",
-            "synonyms of a topic's property",
-            "The broker has no property of that meaning.",
-        )
-        for name in ("compression.*",)
-    ),
     Reason(
         "DescribeConfigs",
         "*",

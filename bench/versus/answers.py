@@ -274,7 +274,7 @@ def table(by_reason: Mapping[Reason, list[Difference]]) -> str:
         shown = ["a directory" if "/" in v else v for v in shown]  # another one in each run
         cells = [apis, reason.where, *shown, reason.why]
         rows.append("| " + " | ".join(c.replace("|", "\\|") for c in cells) + " |")
-    return "\n".join(rows)
+    return "\n".join(dict.fromkeys(rows))  # several reasons may have the same row
 
 
 def write(text: str) -> None:
