@@ -15,8 +15,9 @@ from versus.answer_calls import (
     VERSIONS,
     Call,
     T,
-    one,
 )
+from versus.answer_calls_members import MEMBERS
+from versus.answer_calls_txn import TRANSACTIONS
 
 
 def _config(kind: int, name: str, *configs: tuple[Any, ...]) -> dict[str, Any]:
@@ -245,48 +246,49 @@ SECURITY = (
         "unknown entity",
         {"components": [{"entity_type": "x", "match_type": 0, "match": "y"}], "strict": False},
     ),
-    Call(
-        "InitProducerId", "idempotent", {"transactional_id": None, "transaction_timeout_ms": 1000}
+    *(
+        Call(
+            "AlterClientQuotas",
+            case,
+            {
+                "entries": [
+                    {
+                        "entity": [{"entity_type": kind, "entity_name": "x"}],
+                        "ops": [{"key": key, "value": 1000.0, "remove": False}],
+                    }
+                ],
+                "validate_only": True,
+            },
+        )
+        for case, kind, key in (
+            ("a user", "user", "consumer_byte_rate"),
+            ("unknown entity", "x", "consumer_byte_rate"),
+            ("unknown quota", "user", "nonsense"),
+        )
     ),
-    Call("InitProducerId", "empty id", {"transactional_id": "", "transaction_timeout_ms": 99}),
-    Call("DescribeProducers", "there", {"topics": [{"name": T, "partition_indexes": [0]}]}),
-    Call("DescribeProducers", "unknown", {"topics": [{"name": "nope", "partition_indexes": [0]}]}),
-    Call("DescribeTransactions", "unknown", {"transactional_ids": ["nobody"]}),
-    Call("DescribeTransactions", "no name", {"transactional_ids": [""]}),
-    Call("ListTransactions", "all", {"state_filters": [], "producer_id_filters": []}),
-    Call("ListTransactions", "no state", {"state_filters": ["x"], "producer_id_filters": []}),
+    Call("AlterClientQuotas", "nothing", {"entries": [], "validate_only": True}),
     Call(
-        "EndTxn",
-        "unknown",
-        {"transactional_id": "x", "producer_id": 1, "producer_epoch": 0, "committed": True},
+        "AlterUserScramCredentials",
+        "delete what is not there",
+        {"deletions": [{"name": "x", "mechanism": 1}], "upsertions": []},
     ),
     Call(
-        "AddOffsetsToTxn",
-        "unknown",
-        {"transactional_id": "x", "producer_id": 1, "producer_epoch": 0, "group_id": "g"},
-    ),
-    Call(
-        "AddPartitionsToTxn",
-        "unknown",
+        "AlterUserScramCredentials",
+        "a user",
         {
-            "v3_and_below_transactional_id": "x",
-            "v3_and_below_producer_id": 1,
-            "v3_and_below_producer_epoch": 0,
-            "v3_and_below_topics": [{"name": T, "partitions": [0]}],
-        },
-        high=3,
-    ),
-    Call(
-        "TxnOffsetCommit",
-        "unknown",
-        {
-            "transactional_id": "x",
-            "group_id": "g",
-            "producer_id": 1,
-            "producer_epoch": 0,
-            "topics": one(T, "partitions", partition_index=0, committed_offset=1),
+            "deletions": [],
+            "upsertions": [
+                {
+                    "name": "x",
+                    "mechanism": 1,
+                    "iterations": 4096,
+                    "salt": b"salt",
+                    "salted_password": b"password",
+                }
+            ],
         },
     ),
+    Call("AlterUserScramCredentials", "nothing", {"deletions": [], "upsertions": []}),
 )
 
 CALLS: tuple[Call, ...] = (
@@ -296,6 +298,8 @@ CALLS: tuple[Call, ...] = (
     *DATA,
     *READS,
     *GROUPS,
+    *MEMBERS,
+    *TRANSACTIONS,
     *CONFIGS,
     *CLUSTER,
     *SECURITY,

@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 class Reason(NamedTuple):
     """Which differences it covers, by patterns as a shell's (`[` is a plain character, `*` is any
-    text), what the table calls their place, and why they are."""
+    text), what the table calls their place, and why they are.  `varies`: the numbers are others in
+    each run."""
 
     api: str
     case: str
@@ -17,6 +18,7 @@ class Reason(NamedTuple):
     why: str
     kafka: str = "*"
     kdirect: str = "*"
+    varies: bool = False
 
     def covers(self, *difference: str) -> bool:
         """`difference`: API, case, path, Kafka's value and ours."""
@@ -26,8 +28,6 @@ class Reason(NamedTuple):
             for text, pattern in zip(difference, patterns, strict=True)
         )
 
-
-_TXN = "A broker that is alone coordinates every id."
 
 # The first that covers a difference is its reason.
 REASONS: tuple[Reason, ...] = (
@@ -92,21 +92,33 @@ REASONS: tuple[Reason, ...] = (
         "a batch that is cut off",
         "It is as damaged as one with a wrong CRC.",
     ),
-    Reason("Produce", "*", "*log_start_offset", "log start, beside an error", "It is known."),
+    Reason(
+        "Produce",
+        "*",
+        "*log_start_offset",
+        "log start, beside an error",
+        "It is known.",
+        kafka="-1",
+    ),
     Reason(
         "Fetch",
         "*",
         "*aborted_transactions",
         "aborted transactions, beside an error",
         "Null and an empty list mean the same.",
+        kafka="[]",
+        kdirect="None",
     ),
-    Reason(
-        "Fetch",
-        "*",
-        "responses[].partitions[].*",
-        "marks, beside OFFSET_OUT_OF_RANGE",
-        "They tell a client where the log is.",
-        kafka="-1",
+    *(
+        Reason(
+            "Fetch",
+            case,
+            "responses[].partitions[].*",
+            "marks, beside OFFSET_OUT_OF_RANGE",
+            "They tell a client where the log is.",
+            kafka="-1",
+        )
+        for case in ("past the end", "offset -1")
     ),
     Reason(
         "ListOffsets",
@@ -122,6 +134,15 @@ REASONS: tuple[Reason, ...] = (
         "a partition that is asked for twice",
         "Both rows have the error; Kafka tells it once.",
     ),
+    Reason(
+        "Produce",
+        "the same again*",
+        "*log_append_time_ms",
+        "the time of a batch that is there already",
+        "Its records keep the times that they were sent with.",
+        kdirect="-1",
+        varies=True,
+    ),
     # groups
     Reason("FindCoordinator", "*", "*error_message", "the message of no error", "There is none."),
     *(
@@ -135,6 +156,16 @@ REASONS: tuple[Reason, ...] = (
         for api in ("Offset*", "*Group*")
     ),
     Reason("ListGroups", "*", "groups[]", "the group whose name is empty", "As above."),
+    Reason(
+        "JoinGroup",
+        "a subscription that cannot be read",
+        "*",
+        "a subscription that cannot be read, of a group of the new protocol",
+        "It is refused at once; Kafka fails on it, or gives a member id first.",
+    ),
+    # security
+    Reason("AlterClientQuotas", "*", "*", "a quota", "There are none."),
+    Reason("AlterUserScramCredentials", "*", "*", "a credential", "None are kept."),
     # properties
     Reason(
         "*AlterConfigs",
@@ -252,6 +283,7 @@ REASONS: tuple[Reason, ...] = (
         "topics[].partitions[].*",
         "offsets of the metadata",
         "A broker that is alone does not count what it decides.",
+        varies=True,
     ),
     Reason(
         "DescribeQuorum",
@@ -268,9 +300,38 @@ REASONS: tuple[Reason, ...] = (
         "There is none.",
     ),
     # transactions
-    *(
-        Reason(api, "*", "*", "an id that is not known", _TXN)
-        for api in ("DescribeTransactions", "EndTxn", "*ToTxn", "TxnOffset*")
+    Reason(
+        "AddPartitionsToTxn",
+        "verified, nothing",
+        "*",
+        "a verification of nothing",
+        "The answer is empty; Kafka fails on it.",
+    ),
+    Reason(
+        "AddPartitionsToTxn",
+        "verified, not there",
+        "*error_code",
+        "a partition that is not in the transaction",
+        "Version 4 has no TRANSACTION_ABORTABLE.",
+        kafka="120",
+        kdirect="48",
+    ),
+    Reason(
+        "TxnOffsetCommit",
+        "a generation",
+        "*error_code",
+        "a member of a group of which only an open transaction tells",
+        "There is no group before it is committed; clients treat both codes alike.",
+        kafka="25",
+        kdirect="22",
+    ),
+    Reason(
+        "DescribeProducers",
+        "*",
+        "*last_timestamp",
+        "when a producer was active last",
+        "The broker's time, by which it also forgets producers; Kafka tells the records' time.",
+        varies=True,
     ),
     Reason("DescribeProducers", "unknown", "*error_message", "the message", "The code says it."),
     # any

@@ -1,12 +1,13 @@
 """The same requests to Apache Kafka and to kdirect, and their answers compared field by field.
 
     make versus-kafka            (writes the table of differences into docs/broker.md)
-    .venv/bin/python bench/versus/answers.py --check        (changes nothing)
+    .venv/bin/python bench/versus/answers.py --check        (changes nothing, compares the table)
 
 Every API that both brokers advertise is called, in every version that both speak, with the calls of
-`versus.answer_calls`.  What differs has a reason in `versus.answer_reasons`, or the run fails; so
-it does in a full run for a reason that nothing needs any more.  What no two brokers have in common
-(ids that are drawn, addresses, times, the words of a message) is compared by its kind only.
+`versus.answer_calls*`; the run fails for one that has no calls.  What differs has a reason in
+`versus.answer_reasons`, or the run fails; so it does in a full run for a reason that nothing needs
+any more.  What no two brokers have in common (ids that are drawn, addresses, times, the words of a
+message) is compared by its kind only.
 """
 
 from __future__ import annotations
@@ -40,8 +41,13 @@ TIMEOUT_S = 15
 WARM_UP_S = 60
 ABSENT = "absent"
 CLOSED = {"the connection": "closed"}
-# A small Kafka, whose topics appear only by CreateTopics, as ours.
-KAFKA = {"auto.create.topics.enable": "false", "log.segment.bytes": "67108864"}
+# A small Kafka, whose topics appear only by CreateTopics, as ours; and which does not delete the
+# test's records, which are years old, in the middle of a run.
+KAFKA = {
+    "auto.create.topics.enable": "false",
+    "log.segment.bytes": "67108864",
+    "log.initial.task.delay.ms": "3600000",
+}
 KDIRECT = {
     "auto.create.topics.enable": "false",
     "group.initial.rebalance.delay.ms": "0",
@@ -57,6 +63,7 @@ _TEXTS = {"error_message", "message", "cluster_id", "host", "documentation", "lo
 _TEXTS |= {"member_id", "leader", "value_of_a_directory"}
 _NUMBERS = {"port", "producer_id", "total_bytes", "usable_bytes", "partition_size"}
 _NUMBERS |= {"log_append_time_ms", "last_caught_up_timestamp", "last_fetch_timestamp"}
+_NUMBERS |= {"transaction_start_time_ms"}
 _NUMBERS |= {"high_watermark_of_the_quorum", "finalized_features_epoch", "leader_epoch"}
 _LEFT_OUT = {"throttle_time_ms"}
 # What tells the elements of a list apart, so that their order does not matter.
@@ -127,7 +134,7 @@ class Asker:
             return {"an answer that cannot be read": str(e)}
         if call.keep is not None:
             call.keep(answer, self.told)
-        found: dict[str, Any] = answer.to_dict()
+        found: dict[str, Any] = answer.to_dict(json=False)  # bytes as they came
         return found
 
     def _exactly(self, n: int) -> bytes:
@@ -260,6 +267,11 @@ def explained(
     return by_reason, without
 
 
+def uncalled(kafka: Asker, ours: Asker, calls: Iterable[Call] = CALLS) -> list[str]:
+    """The APIs of both brokers that no call asks."""
+    return sorted((kafka.versions().keys() & ours.versions().keys()) - {c.api for c in calls})
+
+
 # -- the table -------------------------------------------------------------------------------------
 def table(by_reason: Mapping[Reason, list[Difference]]) -> str:
     """The differences in Markdown, a row for each reason, in the order of the reasons."""
@@ -270,11 +282,20 @@ def table(by_reason: Mapping[Reason, list[Difference]]) -> str:
             continue
         apis = ", ".join(dict.fromkeys(d.api for d in these))
         values = [{d.kafka for d in these}, {d.kdirect for d in these}]
+        if reason.varies:
+            values = [{"a number" if x.isdigit() else x for x in v} for v in values]
         shown = [v.pop() if len(v) == 1 else "various" for v in values]
         shown = ["a directory" if "/" in v else v for v in shown]  # another one in each run
         cells = [apis, reason.where, *shown, reason.why]
         rows.append("| " + " | ".join(c.replace("|", "\\|") for c in cells) + " |")
     return "\n".join(dict.fromkeys(rows))  # several reasons may have the same row
+
+
+def missing(text: str) -> list[str]:
+    """The rows of the table that docs/broker.md does not have."""
+    _, _, rest = DOCUMENT.read_text().partition(BEGIN)
+    kept = set(rest.partition(END)[0].splitlines())
+    return [row for row in text.splitlines() if row not in kept]
 
 
 def write(text: str) -> None:
@@ -286,9 +307,9 @@ def write(text: str) -> None:
 
 
 # -- running ---------------------------------------------------------------------------------------
-def run(stack: ExitStack, calls: Iterable[Call] = CALLS) -> tuple[list[Difference], int]:
-    """Start both brokers, ask them, stop them with `stack`: the differences, and how many calls
-    each has answered."""
+def run(stack: ExitStack, calls: Iterable[Call] = CALLS) -> tuple[list[Difference], int, list[str]]:
+    """Start both brokers, ask them, stop them with `stack`: the differences, how many calls each
+    has answered, and the APIs that were not called."""
     directory = stack.enter_context(tempfile.TemporaryDirectory(dir=systems.tmpfs()))
     ours = systems.Kdirect(directory, **KDIRECT)
     stack.callback(ours.stop)
@@ -298,7 +319,7 @@ def run(stack: ExitStack, calls: Iterable[Call] = CALLS) -> tuple[list[Differenc
     for asker in askers:
         stack.callback(asker.close)
         _warm_up(asker)
-    return differences(*askers, calls), askers[0].number
+    return differences(*askers, calls), askers[0].number, uncalled(*askers, calls)
 
 
 def _warm_up(asker: Asker) -> None:
@@ -309,6 +330,8 @@ def _warm_up(asker: Asker) -> None:
         (Call("FindCoordinator", "", finding), 3),
         (Call("OffsetFetch", "", {"group_id": "warm", "topics": None, "groups": []}), 5),
         (Call("InitProducerId", "", {"transactional_id": None, "transaction_timeout_ms": 1}), 3),
+        (Call("FindCoordinator", "", {**finding, "key_type": 1}), 3),
+        (Call("InitProducerId", "", {"transactional_id": "warm", "transaction_timeout_ms": 1}), 3),
     ):
         deadline = time.monotonic() + WARM_UP_S
         while asker.ask(call, version).get("error_code") != 0:
@@ -325,7 +348,7 @@ def main() -> int:
     )
     given = parser.parse_args()
     with ExitStack() as stack:
-        found, calls = run(stack)
+        found, calls, left = run(stack)
     by_reason, without = explained(found)
     for d in without:
         versions = f"{d.versions[0]}-{d.versions[-1]}"
@@ -333,10 +356,16 @@ def main() -> int:
     unused = [r for r in REASONS if r not in by_reason]
     for reason in unused:
         print(f"a reason that nothing needs: {reason.api} {reason.case} {reason.path}")
-    if without or (unused and not given.idle_reasons):
+    for api in left:
+        print(f"{api} is an API of both, and nothing calls it: add calls to answer_calls*.py")
+    if without or left or (unused and not given.idle_reasons):
         return 1
     if not given.check:
         write(table(by_reason))
+    elif rows := missing(table(by_reason)):
+        print("\n".join(rows))
+        print(f"{DOCUMENT.name} does not have these rows: run make versus-kafka")
+        return 1
     count = sum(map(len, by_reason.values()))
     print(f"answers: {calls} calls, {count} differences, each with a reason")
     return 0

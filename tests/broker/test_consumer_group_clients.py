@@ -150,6 +150,9 @@ def test_frames_that_are_refused(raw):
         told, none = connection.call(describe, 1).groups
         assert (told.group_state, told.assignor_name) == ("Stable", "uniform")
         assert told.members[0].member_type == 1
+        assert told.members[0].subscribed_topic_regex == ""  # Kafka's word for none
+        (listed,) = connection.call(build(p.ListGroupsRequest), 5).groups
+        assert (listed.group_id, listed.group_type) == ("g", "consumer")
         assert none.error_code == E.GROUP_ID_NOT_FOUND
         classic = build(p.DescribeGroupsRequest, groups=["g"])
         (told,) = connection.call(classic, 6).groups

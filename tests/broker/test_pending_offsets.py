@@ -149,6 +149,24 @@ def test_offsets_are_loaded_behind_a_marker_that_was_cleaned_away(sides: Any) ->
     assert sides.committed() == {"t": 9}
 
 
+def test_a_transaction_commits_nothing_of_a_group_without_a_name(
+    sides: Any, raw: Callable[..., Any]
+) -> None:
+    """Nobody could read it: OffsetFetch refuses such a name, too."""
+    connection = raw(sides.broker.bootstrap_servers)
+    row = {"partition_index": 0, "committed_offset": 1, "committed_metadata": ""}
+    begin = build(p.InitProducerIdRequest, transactional_id="x", transaction_timeout_ms=60_000)
+    producer = connection.call(begin, 4)
+    for name in ("", "g" * 40_000):
+        commit = build(
+            p.TxnOffsetCommitRequest, transactional_id="x", group_id=name,
+            producer_id=producer.producer_id, producer_epoch=producer.producer_epoch,
+            topics=[{"name": "t", "partitions": [row]}],
+        )  # fmt: skip
+        answer = connection.call(commit, 5)
+        assert answer.topics[0].partitions[0].error_code == ErrorCode.INVALID_GROUP_ID
+
+
 def test_a_member_with_an_old_epoch_can_abort(sides: Any, raw: Callable[..., Any]) -> None:
     """Of a stale epoch a transaction is told as of an old generation: for the other code clients of
     Kafka have no way but to end the producer."""

@@ -542,6 +542,10 @@ def test_transactional_ids_and_timeouts_that_cannot_be(broker, raw):
         answer = code(transactional_id="x", transaction_timeout_ms=timeout)
         assert answer == E.INVALID_TRANSACTION_TIMEOUT
     assert code(transactional_id="x", transaction_timeout_ms=longest) == 0
+    for name in ("x", None):  # a producer id without an epoch, and an epoch without an id
+        for half in ({"producer_id": 1}, {"producer_epoch": 0}):
+            answer = code(transactional_id=name, transaction_timeout_ms=longest, **half)
+            assert answer == E.INVALID_REQUEST
     ended = connection.call(
         build(p.EndTxnRequest, transactional_id="y", producer_id=1, producer_epoch=0), 3
     )

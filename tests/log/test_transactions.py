@@ -86,7 +86,6 @@ def test_a_ticket_is_worthless_after_a_marker(head) -> None:
     h = head()
     _, ticket = begin_verification(h.kernel, 7, 3, 0, NOW)
     assert begin_verification(h.kernel, 7, 3, 5, NOW) == (0, ticket), "one for all who ask"
-    assert begin_verification(h.kernel, 7, 2, 0, NOW)[0] == OLD_EPOCH
     assert not admit_transaction(h.kernel, 7, 3, ticket + 1)
     assert not admit_transaction(h.kernel, 7, 2, ticket)
     assert not admit_transaction(h.kernel, 8, 3, ticket)
@@ -96,8 +95,21 @@ def test_a_ticket_is_worthless_after_a_marker(head) -> None:
     _, later = begin_verification(h.kernel, 7, 3, 0, NOW)
     assert later != ticket and admit_transaction(h.kernel, 7, 3, later)
     assert begin_verification(h.kernel, 7, 3, 0, NOW) == (0, 0), "nothing is to be asked"
+    assert begin_verification(h.kernel, 7, 2, 0, NOW)[0] == OLD_EPOCH
     assert mark(h.kernel, 7, 3, commit=False).error == 0
     assert h.kernel.append(data_batch(7, 3, 0), NOW).error == UNVERIFIED_TRANSACTION
+
+
+def test_an_epoch_that_was_not_confirmed_keeps_no_other_out(head) -> None:
+    """A request may carry any epoch; the coordinator refuses one that is nobody's.  The producer
+    itself could not begin its transaction in the partition then, until a marker came."""
+    h = head()
+    _, forged = begin_verification(h.kernel, 7, 9, 0, NOW)
+    error, own = begin_verification(h.kernel, 7, 3, 0, NOW)
+    assert error == 0 and own not in (0, forged)
+    assert not admit_transaction(h.kernel, 7, 9, forged)
+    assert admit_transaction(h.kernel, 7, 3, own)
+    assert h.kernel.append(data_batch(7, 3, 0), NOW).error == 0
 
 
 def test_a_batch_does_not_overtake_the_first_one_of_a_verification(head) -> None:

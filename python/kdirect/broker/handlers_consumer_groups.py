@@ -126,7 +126,7 @@ class ConsumerGroupHandlers:
             "client_id": m.client_id,
             "client_host": m.client_host,
             "subscribed_topic_names": sorted(m.topics),
-            "subscribed_topic_regex": m.regex,
+            "subscribed_topic_regex": m.regex or "",
             "assignment": {"topic_partitions": _named(m.assigned, names)},
             "target_assignment": {"topic_partitions": _named(group.target(m), names)},
             "member_type": 1 if m.classic is None else 0,

@@ -46,7 +46,7 @@ class GroupAdminHandlers:
                             "group_id": name,
                             "protocol_type": "consumer",
                             "group_state": state,
-                            "group_type": "Consumer",
+                            "group_type": "consumer",
                         }
                     )
                 continue

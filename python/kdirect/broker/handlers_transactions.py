@@ -26,10 +26,9 @@ from kdirect.errors import KdirectError
 from kdirect.format import protocol as p
 from kdirect.format.error_codes import ErrorCode
 from kdirect.format.record_fields import TEXT_BYTES
-from kdirect.format.transaction_records import State
+from kdirect.format.transaction_records import NO_EPOCH, NO_PRODUCER_ID, State
 from kdirect.model import TopicPartition
 
-NO_EPOCH = -1
 FROM_BROKERS = 4  # the version of AddPartitionsToTxn from which on brokers send it
 KNOWS_ABORTABLE = 5  # and from which on its sender knows TRANSACTION_ABORTABLE
 BUMPS_EPOCH = 5  # the version of EndTxn by which each transaction gets a new epoch
@@ -63,6 +62,11 @@ class TransactionHandlers:
     def init_producer_id(
         self, connection: Connection, header: p.RequestHeader, request: Any
     ) -> Answer:
+        # One without the other is nobody's; before version 3 a request has neither.
+        if header.api_version >= 3 and (request.producer_id == NO_PRODUCER_ID) != (
+            request.producer_epoch == NO_EPOCH
+        ):
+            return _initialized(header, Reply(ErrorCode.INVALID_REQUEST))
         if request.transactional_id is None:
             producer_id = self._topics.producer_id_nowait()
             if producer_id is None:

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from kdirect.broker.answers import Answer, later, respond
 from kdirect.broker.connection import Connection
 from kdirect.broker.failures import explain
+from kdirect.broker.groups import fits
 from kdirect.broker.services import Services
 from kdirect.broker.transaction_checks import Subject, TransactionChecks
 from kdirect.errors import KdirectError
@@ -76,6 +77,8 @@ class TxnOffsetHandlers:
 
     def _may_commit(self, version: int, request: Any) -> int:
         group = request.group_id
+        if not group or not fits(group):
+            return ErrorCode.INVALID_GROUP_ID
         if version >= KNOWS_MEMBERS:
             member, instance = request.member_id, request.group_instance_id
             if request.generation_id >= 0 or member or instance is not None:

@@ -80,8 +80,10 @@ def begin_verification(CommitKernel kernel, int64_t producer_id, int16_t produce
                        int32_t sequence, int64_t now_ms):
     """Before a coordinator is asked whether this partition belongs to a producer's transaction:
     (error, ticket).  `sequence` is the first one of the batch that asks.  Ticket 0: nothing is to
-    be asked, because the transaction is open here, or admitted.  INVALID_PRODUCER_EPOCH.  Whoever
-    asks at the same time gets the same ticket; a marker makes it worthless."""
+    be asked, because the transaction is open here, or admitted.  INVALID_PRODUCER_EPOCH: a higher
+    epoch has records here, or is admitted; one that only asks, and may be nobody's, keeps no other
+    out.  Whoever asks at the same time gets the same ticket; a marker, or another epoch that asks,
+    makes it worthless."""
     cdef kernel_state* s = <kernel_state*> kernel._state
     cdef producer_state* known
     cdef producer_state entry
@@ -100,7 +102,7 @@ def begin_verification(CommitKernel kernel, int64_t producer_id, int16_t produce
                 known = find_producer(&s.producers, producer_id)
         if known != NULL:
             if producer_epoch < known.epoch or (
-                    known.ticket and producer_epoch < known.ticket_epoch):
+                    known.admitted and producer_epoch < known.ticket_epoch):
                 error = COMMIT_INVALID_PRODUCER_EPOCH
             elif known.transaction_start == -1 or known.epoch != producer_epoch:
                 if known.ticket == 0 or known.ticket_epoch != producer_epoch:
