@@ -319,6 +319,100 @@ def test_one_request_at_a_time(java, topic, make, read):
     assert read(topic) == [f"{turn} {k}" for turn in (1, 3, 5) for k in "xy"]
 
 
+def test_a_transaction_may_be_empty(java, topic, make, read):
+    """Nothing is sent, and each end counts; with the second protocol an abort, too, raises the
+    epoch, also one that follows a commit at once."""
+    producer = make("empty")
+    producer.initTransactions()
+    for end in (producer.commitTransaction, producer.abortTransaction, producer.abortTransaction):
+        producer.beginTransaction()
+        end()
+    producer.beginTransaction()
+    send(java, producer, topic, "committed 1", "committed 2")
+    producer.commitTransaction()
+    producer.beginTransaction()
+    producer.abortTransaction()
+    producer.beginTransaction()
+    send(java, producer, topic, "committed 3")
+    producer.commitTransaction()
+    assert read(topic) == ["committed 1", "committed 2", "committed 3"]
+
+
+def test_a_transaction_may_have_nothing_but_offsets(java, broker, topic, make):
+    """They count with its commit, and for members of the group as soon as it is complete."""
+    producer = make("only offsets")
+    producer.initTransactions()
+    tp = java.partition(topic, 0)
+    at = java.kafka.clients.consumer.OffsetAndMetadata
+    group = java.kafka.clients.consumer.ConsumerGroupMetadata(topic)
+    consumer = java.consumer(broker.bootstrap_servers, group_id=topic)
+    seen = []
+    for offset, end in ((3, producer.commitTransaction), (7, producer.abortTransaction)):
+        producer.beginTransaction()
+        producer.sendOffsetsToTransaction({tp: at(offset)}, group)
+        end()
+        seen.append(consumer.committed({tp})[tp].offset())
+    consumer.close()
+    assert seen == [3, 3]
+
+
+def test_after_a_record_that_is_too_large_the_transaction_can_only_be_aborted(
+    java, topic, make, read
+):
+    producer = make("too large", max_request_size=1 << 23)
+    producer.initTransactions()
+    producer.beginTransaction()
+    send(java, producer, topic, "aborted")
+    large = java.record(topic, 1, None, "x" * (2 << 20))  # above message.max.bytes
+    assert error_of(lambda: java.get(producer.send(large))) == "RecordTooLargeException"
+    with pytest.raises(Py4JJavaError):
+        producer.commitTransaction()
+    producer.abortTransaction()
+    producer.beginTransaction()
+    send(java, producer, topic, "committed")
+    producer.commitTransaction()
+    assert read(topic) == ["committed"]
+
+
+def test_transactions_of_every_codec(java, topic, make, read):
+    """One batch of each transaction is compressed: whether it is aborted is not in its records."""
+    codecs = ("none", "gzip", "snappy", "lz4", "zstd")
+    for codec in codecs:
+        producer = make(f"{topic}-{codec}", compression_type=codec, linger_ms=50)
+        producer.initTransactions()
+        for what in ("aborted", "committed"):
+            producer.beginTransaction()
+            send(java, producer, topic, *(f"{codec} {what} {i}" for i in range(10)))
+            producer.flush()
+            (producer.commitTransaction if what == "committed" else producer.abortTransaction)()
+    assert read(topic) == sorted(f"{codec} committed {i}" for codec in codecs for i in range(10))
+    assert len(read(topic, "read_uncommitted")) == 2 * 10 * len(codecs)
+
+
+@pytest.mark.parametrize("when", ["in", "after"])
+def test_an_administrator_fences_a_producer(java, broker, topic, make, read, when):
+    """In its transaction, or after it: it cannot go on, and another one with its id can."""
+    name, admin = f"{topic}-{when}", java.admin(broker.bootstrap_servers)
+    old = make(name)
+    old.initTransactions()
+    old.beginTransaction()
+    java.get(send(java, old, topic, "first")[0])
+    if when == "after":
+        old.commitTransaction()
+    java.get(admin.fenceProducers([name]).all())
+    admin.close()
+    if when == "after":
+        old.beginTransaction()
+    assert error_of(lambda: java.get(send(java, old, topic, "late")[0])) in FENCED
+    assert error_of(old.commitTransaction) in FENCED
+    new = make(name)
+    new.initTransactions()
+    new.beginTransaction()
+    send(java, new, topic, "second")
+    new.commitTransaction()
+    assert read(topic) == (["first", "second"] if when == "after" else ["second"])
+
+
 def epoch_of(java, admin, topic):
     """The epoch of the only producer of a topic's first partition; None without one."""
     tp = java.partition(topic, 0)
