@@ -469,7 +469,7 @@ def test_a_producer_is_told_of_a_deletion_that_meets_its_change_of_files(broker,
 
 def test_deleting_the_topic_frees_the_file_that_was_granted_ahead(served):
     """Its producer lives on and keeps its connection."""
-    session, broker = served()
+    session, broker = served(log_segment_delete_delay_ms=0)
     producer = session.producer()
     while producer.statistics().get("rdma_files_ahead", 0) < 2:
         producer.produce_sync("t", value(0), partition=0)

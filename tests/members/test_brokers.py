@@ -80,7 +80,9 @@ def test_a_broker_that_stops_leaves_metadata_and_its_replicas_are_offline(broker
 
 
 def test_topics_are_created_checked_grown_and_deleted_through_any_broker(brokers: Any) -> None:
-    ours = brokers(2, default_replication_factor=2, num_partitions=3)
+    ours = brokers(
+        2, default_replication_factor=2, num_partitions=3, log_segment_delete_delay_ms=100
+    )
     refused = {
         "factor": (create(ours[0], "x", partitions=1, factor=3), E.INVALID_REPLICATION_FACTOR),
         "unknown": (create(ours[1], "x", assignment={0: (1, 7)}), E.INVALID_REPLICA_ASSIGNMENT),

@@ -178,7 +178,7 @@ def test_leases_end_with_the_leadership(cluster: Callable[..., kdirect.Cluster])
     ) as session:
         old = session.admin.describe_cluster().controller  # which does not stop
     other, new = (n for n in ours.node_ids if n != old)
-    config = {"segment.bytes": "65536"}
+    config = {"segment.bytes": "65536", "file.delete.delay.ms": "0"}
     wanted = NewTopic(TOPIC, 1, replica_assignment=[[old, other]], config=config)
     made = AdminClient({"bootstrap.servers": ours.bootstrap_servers, "log_level": 0})
     made.create_topics([wanted])[TOPIC].result(30)
