@@ -10,6 +10,7 @@ import uuid
 from pathlib import Path
 
 import confluent_kafka
+import pyarrow as pa
 import pytest
 
 import kdirect
@@ -21,6 +22,7 @@ from kdirect import (
     TransactionAbortableError,
     TransactionError,
 )
+from kdirect.broker.handlers_enter import EnterHandlers
 from kdirect.client.transaction import GroupMetadata
 from kdirect.wire.cluster import TRANSACTION, Cluster
 from tests.support import wait_until
@@ -231,6 +233,37 @@ def test_a_record_that_is_refused_ends_the_transaction_and_not_the_producer(brok
     assert len(failed) == 3
     assert all(isinstance(e, DeliveryError) for e in failed)
     assert {f"good {i}" for i in range(3)} <= set(read(broker, topic))
+
+
+@pytest.mark.parametrize("path", ["shared", "exclusive"])
+@pytest.mark.parametrize("columns", [False, True], ids=["records", "columns"])
+def test_one_request_enters_all_partitions_of_a_leader(broker, monkeypatch, path, columns):
+    """What is gathered, or comes in one table, is known when the first batch is sent.  A producer
+    that leaves a transaction says that once, too."""
+    asked, grants = [], EnterHandlers._grants
+
+    def counted(handlers, connection, request):
+        asked.append((sum(len(t.partitions) for t in request.topics), request.leaves))
+        return grants(handlers, connection, request)
+
+    monkeypatch.setattr(EnterHandlers, "_grants", counted)
+    name = f"t{uuid.uuid4().hex[:8]}"
+    with kdirect.connect(broker.bootstrap_servers) as session:
+        session.admin.create_topic(name, 12)
+    with ready(broker, name, path, **{"linger.ms": 5000}) as made:
+        for turn in range(3):
+            made.begin_transaction()
+            if columns:
+                values = pa.array([b"%d" % i for i in range(12)], pa.binary())
+                numbers = pa.array(range(12), pa.int32())
+                made.send_arrow(pa.table({"value": values, "partition": numbers}), name)
+            else:
+                for i in range(12):
+                    made.produce(name, f"{turn}", partition=i)
+            made.commit_transaction()
+        assert made.statistics()["rdma_records"] == 36
+    leaves = [(12, True)] if path == "exclusive" else []
+    assert asked == [(12, False), *leaves] * 3
 
 
 def test_two_producers_share_a_partition(broker, topic):

@@ -102,12 +102,28 @@ class ProduceDriver(MachineDriver):
             if isinstance(appender, RequestAppender):
                 sending = appender.submit(data, records, tag, deadline, patient=patient)
             else:
+                if not appender.entered:
+                    self._open_companions(appender)
+                    if p.appender is not appender:
+                        continue
                 sending = appender.submit(data, records, tag, deadline)
             if sending is REQUEST_SENT:
                 return
             if sending is REQUEST_FULL:
                 raise self._no_room(tp)
             self._recover(p)
+
+    def _open_companions(self, appender: DirectAppender) -> None:
+        """Open a way to the other partitions of this leader that are about to be written: one
+        request has them all enter the transaction."""
+        leader = self.session.cluster.leader_address_at_hand
+        for tp in self.about_to_write():
+            p = self._partitions.get(tp) or self._add(tp)
+            if p.writer.state is State.IDLE and leader(tp) == appender.link.address:
+                try:
+                    self._feed(p, Needed())
+                except KdirectError as e:  # it is said when something is sent there
+                    log.debug("%s: %s", tp, e)
 
     def try_record(
         self,

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -264,8 +264,15 @@ class Producer(ProducerTransactions):
             if data.num_rows == 0:
                 return 0
             now = timestamp if timestamp is not None else self._time_ms()
-            for tp, columns in self._columns.split(data, topic):
-                self._send_columns(tp, columns, now, on_delivery)
+            parts: Iterable[tuple[TopicPartition, Any]] = self._columns.split(data, topic)
+            if self._transaction is not None:
+                parts = list(parts)
+                self._named.update(tp for tp, _ in parts)
+            try:
+                for tp, columns in parts:
+                    self._send_columns(tp, columns, now, on_delivery)
+            finally:
+                self._named.clear()
             if self._driver.unsent:
                 self._wake_thread(sent=True)
         self._resolve_futures()

@@ -37,10 +37,11 @@ class ProducerTransactions(ProducerBatches):
         self._run_callbacks = self._callbacks.run
         self._transaction: Transaction | None = self._driver.transaction
         self._coordinators: TransactionLink | None = None
+        self._named: set[TopicPartition] = set()  # by a call that sends columns
         self._transaction_s: float = settings["transaction.timeout.ms"] / 1000
         if self._transaction is not None:
             self._coordinators = TransactionLink(session.cluster, settings, self._transaction)
-            self._driver.about_to_write = lambda: {*self._open}
+            self._driver.about_to_write = lambda: {*self._open, *self._named}
 
     # -- calls -------------------------------------------------------------------------------------
 
