@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 import uuid
+from contextlib import suppress
 from pathlib import Path
 
 import confluent_kafka
@@ -23,7 +24,8 @@ from kdirect import (
     TransactionError,
 )
 from kdirect.broker.handlers_enter import EnterHandlers
-from kdirect.client.transaction import GroupMetadata
+from kdirect.client.transaction import AddPartitions, GroupMetadata
+from kdirect.client.transaction_link import TransactionLink
 from kdirect.wire.cluster import TRANSACTION, Cluster
 from tests.support import wait_until
 
@@ -334,6 +336,67 @@ def test_nobody_waits_while_the_coordinator_is_looked_for(broker, topic, monkeyp
         go_on.set()
         for thread in (beginner, *others):
             thread.join(30)
+
+
+@pytest.mark.parametrize("ends", [False, True], ids=["goes on", "aborted meanwhile"])
+def test_nobody_waits_while_a_partition_is_added(broker, topic, monkeypatch, ends):
+    """In the first protocol the client asks, and the coordinator may be slow: other threads use the
+    producer meanwhile, and may even end the transaction."""
+    choose, send, go_on = TransactionLink._choose_protocol, TransactionLink._send, threading.Event()
+    asking = threading.Event()
+
+    def first(link, connection):
+        choose(link, connection)
+        link._machine.version = 1
+
+    def slow(link, request, left_ms):
+        if isinstance(request, AddPartitions):
+            asking.set()
+            if not go_on.is_set():
+                link._not_before = link._monotonic() + 0.01
+                return
+        send(link, request, left_ms)
+
+    monkeypatch.setattr(TransactionLink, "_choose_protocol", first)
+    monkeypatch.setattr(TransactionLink, "_send", slow)
+    made = ready(broker, topic)
+    made.begin_transaction()
+    errors = []
+
+    def told(error, message):
+        errors.append(error)
+
+    def produce():
+        with suppress(TransactionError):  # of what comes after the end
+            for i in range(3):
+                made.produce(topic, f"{i}", partition=0, on_delivery=told)
+
+    threads = [threading.Thread(target=produce)]
+    try:
+        threads[0].start()
+        assert asking.wait(30)
+        threads.append(threading.Thread(target=made.poll, args=(0,)))
+        threads.append(threading.Thread(target=made.statistics))
+        if ends:
+            threads.append(threading.Thread(target=made.abort_transaction))
+        for thread in threads[1:]:
+            thread.start()
+            thread.join(20)
+            assert not thread.is_alive(), "it waits for the lock"
+        assert threads[0].is_alive() or ends
+    finally:
+        go_on.set()
+        for thread in threads:
+            if thread.ident is not None:
+                thread.join(30)
+    if not ends:
+        made.commit_transaction()
+    made.begin_transaction()
+    made.produce(topic, "after", partition=1)
+    made.commit_transaction()
+    made.close()
+    assert seen_by_librdkafka(broker, topic, 1 if ends else 4)[-1] == "after"
+    assert [e is None for e in errors] == ([False] if ends else [True] * 3)
 
 
 def test_a_coordinator_that_is_found_too_late_is_left(broker, topic, monkeypatch):

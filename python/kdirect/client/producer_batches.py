@@ -120,7 +120,7 @@ class ProducerBatches:
             self._wake_thread()
 
     def _enter(self, tp: TopicPartition) -> None:
-        """Before a batch is sent to `tp`."""
+        """Before a batch is sent to `tp`.  May release the lock while it waits."""
 
     def _is_written_directly(self, tp: TopicPartition) -> bool:
         try:
@@ -147,6 +147,8 @@ class ProducerBatches:
                         " longer",
                     )
                 self._enter(sent.tp)
+                if not full or full[0] is not sent:  # another thread has sent it, or dropped it
+                    continue
                 self._driver.send(sent.tp, sent.data, sent.records, sent, room_ms, patient=patient)
                 gathering.why = None
             except BufferFullError as e:
@@ -155,6 +157,8 @@ class ProducerBatches:
             except KdirectError as e:
                 if e.retriable and not isinstance(e, DeliveryError):
                     return False  # no way to the broker now
+                if not full or full[0] is not sent:
+                    continue
                 full.popleft()
                 error = (
                     e

@@ -24,6 +24,7 @@ from kdirect.errors import (
     DeliveryError,
     KdirectError,
     TimedOutError,
+    TransactionError,
 )
 from kdirect.model import TopicPartition
 
@@ -245,16 +246,27 @@ class ProducerTransactions(ProducerBatches):
 
     def _enter(self, tp: TopicPartition) -> None:
         """Before a batch goes to `tp`: it belongs to the transaction, with everything that has
-        records now."""
+        records now.  Releases the lock while the coordinator is asked."""
         machine, link = self._transaction, self._coordinators
         if machine is None or link is None or tp in machine.partitions:
             return
-        machine.write({tp, *self._open})
-        until = self._until(None)
+        machine.write({tp, *self._open, *self._named})
+        number, until = machine.number, self._until(None)
         while not link.turn((until - self._monotonic()) * 1000):
             if self._monotonic() >= until:
                 link.give_up()
                 raise TimedOutError(
                     f"{tp} was not added to the transaction in time", hint="see the broker's log"
                 )
-            link.wait(until)
+            # Only the first protocol asks: others use the producer meanwhile.
+            self._lock.release()
+            try:
+                link.wait(until)
+            finally:
+                self._lock.acquire()
+            self._check()
+            machine.check_open()
+            if machine.number != number:
+                raise TransactionError(
+                    f"{tp}: another thread has ended the transaction", hint="send it in the next"
+                )
