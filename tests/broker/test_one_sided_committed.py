@@ -11,12 +11,14 @@ import time
 import pytest
 
 import kdirect
-from kdirect.broker import aborted_regions
+from kdirect.broker import aborted_regions, handlers_fetch
 from kdirect.client import connect
 from kdirect.errors import ProtocolError
-from kdirect.format.batch import crc32c
-from kdirect.log.kernel_transactions import aborted_index
-from tests.broker.played_coordinator import TP, Coordinator
+from kdirect.format.batch import crc32c, iterate_batches
+from kdirect.log.kernel_transactions import aborted_index, aborted_transactions
+from tests.broker.played_coordinator import NOW, TP, Coordinator
+from tests.log.compacted_logs import compact
+from tests.support import wait_until
 
 
 def reader(broker, offset=0, **settings):
@@ -239,6 +241,75 @@ def test_old_files_are_deleted_under_a_reader(broker):
         while len(seen) < slow_end and (message := slow.poll(0)) is not None:
             seen.append(message.value().decode())
         assert seen == history.visible()[: len(seen)]
+
+
+def test_what_was_aborted_is_told_as_long_as_its_old_bytes_are_read(broker, monkeypatch):
+    """A reader stops in a file, which the cleaner replaces several times meanwhile; the delete
+    horizon of markers passes, too.  It goes on in the old bytes, and sees nothing that was aborted,
+    nor does anybody who begins anew; and when it is gone, so are the markers."""
+    monkeypatch.setattr(aborted_regions, "FIRST_ENTRIES", 2)
+    coordinator = Coordinator(broker, delete_retention_ms="0")
+    partition = coordinator.partition
+    settings = {"fetch.min.read.bytes": 2048, "fetch.max.read.bytes": 4096}
+
+    def write(number: int) -> None:
+        coordinator.write(number % 3, f"aborted {number}" + "." * 500, key=b"%d" % number)
+        coordinator.end(number % 3, commit=False)
+        coordinator.write(number % 3, f"kept {number}", key=b"k%d" % number)
+        coordinator.end(number % 3, commit=True)
+
+    def clean(rounds: int) -> None:
+        for number in range(rounds):
+            coordinator.write(9, "filler", key=b"filler", transactional=False)
+            partition.roll()
+            compact(partition, now_ms=NOW + number)
+
+    with reader(broker, **settings) as slow:
+        for number in range(20):
+            write(number)
+        partition.roll()
+        seen = []
+        while len(seen) < 3:
+            if (message := slow.poll(0.1)) is not None:
+                seen.append(message.value().decode())
+        index = aborted_index(partition.kernel, 0, 1 << 60)
+        assert partition.held_offsets() == []
+        clean(4)
+        assert partition.held_offsets() and aborted_index(partition.kernel, 0, 1 << 60) == index
+        kept = [f"kept {number}" for number in range(20)]
+        with reader(broker) as late:
+            assert taken(late, [*kept, "filler"]) == [*kept, "filler"]
+        seen += taken(slow, kept[3:])
+        assert [text for text in seen if text != "filler"] == kept
+        read_by_reads(slow)
+    wait_until(lambda: not partition.held_offsets(), 10)
+    clean(3)
+    assert aborted_index(partition.kernel, 0, 1 << 60) == []
+    data = b"".join(bytes(b) for b in partition.read(0, 1 << 20))
+    left = {b.base_offset for b in iterate_batches(data) if b.is_control}
+    assert left and not left & {entry.last_offset for entry in index}
+    with reader(broker) as late:
+        assert taken(late, [*kept, "filler"]) == [*kept, "filler"]
+
+
+def test_what_is_deleted_while_a_fetch_asks_what_was_aborted_is_not_told(broker, monkeypatch):
+    """The bytes are there still, and what says that they were aborted is not."""
+    coordinator = Coordinator(broker)
+    partition = coordinator.partition
+    for producer, text, commit in ((1, "aborted", False), (2, "kept", True)):
+        coordinator.write(producer, text)
+        coordinator.end(producer, commit=commit)
+    partition.roll()
+    coordinator.write(2, "later")
+    coordinator.end(2, commit=True)
+
+    def ask(kernel, start, end):
+        partition.delete_records(partition.segments[-1].base_offset)
+        return aborted_transactions(kernel, start, end)
+
+    monkeypatch.setattr(handlers_fetch, "aborted_transactions", ask)
+    with reader(broker, transport="tcp", **{"auto.offset.reset": "earliest"}) as follower:
+        assert taken(follower, ["later"]) == ["later"]
 
 
 def list_of(broker):

@@ -255,10 +255,6 @@ def markers_of(found: dict[int, list[Any]]) -> dict[int, tuple[int | None, bool]
     return out
 
 
-def without(found: dict[int, list[Any]], offsets: set[int]) -> dict[int, list[Any]]:
-    return {base: [r for r in rows if r[0][0] not in offsets] for base, rows in found.items()}
-
-
 def take_new_segments(theirs: Path, ours: Path, active: int) -> None:
     """Our copy goes on with what Kafka has appended since: from segment `active` on, which may have
     grown.  What we know of that part goes, as if we had crashed, and Kafka's snapshots take its
@@ -282,7 +278,7 @@ def test_transactions_and_their_markers_are_cleaned_as_kafkas_are(kafka, tmp_pat
     kafka.create("t", 1, {**CONFIG, "min.cleanable.dirty.ratio": "1"})
     transactions = Transactions(kafka.address, rng)
     seen: set[tuple[int | None, bool]] = set()
-    aborts: set[int] = set()
+    entries: set[AbortedTransaction] = set()
     active, cleaned_to = 0, None
     for number, retention_ms in enumerate((1, DAY_MS, DAY_MS, 1, 1)):
         # Other producers now and then, so that the last batches of some stay as empty ones.
@@ -290,7 +286,6 @@ def test_transactions_and_their_markers_are_cleaned_as_kafkas_are(kafka, tmp_pat
         if number != 2:  # then one that is open ends what may be cleaned
             transactions.end_all()
         take_new_segments(theirs, ours, active)
-        aborts |= {o for o, (kind, _) in markers_of(segments(ours)).items() if kind == 0}
         active = max(int(path.stem) for path in theirs.glob("*.log"))
         end = clean_ours(tmp_path / "ours", cleaned_to, delete_retention_ms=retention_ms)
         cleaned_to = end
@@ -298,9 +293,11 @@ def test_transactions_and_their_markers_are_cleaned_as_kafkas_are(kafka, tmp_pat
         wait_until(lambda end=end: read_offsets(checkpoint).get(TP) == end, 60)
         set_cleaning(kafka, "1")
         mine, found = segments(ours), segments(theirs)
-        assert markers_of(mine).keys() >= markers_of(found).keys()
-        # Markers of aborted transactions stay with us: see docs/compaction.md.
-        same_segments(without(mine, aborts), without(found, aborts))
-        seen |= set(markers_of(without(found, aborts)).values())
+        same_segments(mine, found)
+        assert aborted_of(ours) == aborted_of(theirs)
+        seen |= set(markers_of(found).values())
+        entries |= {t for one in aborted_of(theirs).values() for t in one}
     transactions.close()
-    assert {(1, False), (1, True)} <= seen
+    assert {(0, False), (1, False), (0, True), (1, True), (None, False)} <= seen
+    left = {t for one in aborted_of(ours).values() for t in one}
+    assert left < entries, "some entries of the aborted index were there, and went"

@@ -16,7 +16,8 @@ import pytest
 
 from kdirect.format import layout
 from kdirect.format.batch import crc32c
-from kdirect.format.segment_files import AbortedTransaction
+from kdirect.format.segment_files import AbortedTransaction, parse_transaction_index
+from kdirect.log.aborted_index import AbortedFiles
 from kdirect.log.kernel_head import seal_head
 from kdirect.log.kernel_transactions import (
     aborted_in,
@@ -27,8 +28,10 @@ from kdirect.log.kernel_transactions import (
     begin_verification,
     forget_aborted,
     marker_batch,
+    remove_aborted,
     write_aborted_list,
 )
+from kdirect.log.segment import Segment, file_name
 from tests.log.conftest import make_batch
 
 NOW = int(time.time() * 1000)
@@ -164,6 +167,10 @@ def test_who_reads_a_slot_and_then_the_list_knows_all_below(writers, seed) -> No
         else:
             writers.write(producer)
             open_ones.add(producer)
+        if chance.random() < 0.1:  # cleaning takes entries out, which were told before
+            index = aborted_index(kernel, 0, min(memory.last_stable_offset(), file_end))
+            gone = chance.sample(index, min(len(index), 3))
+            assert remove_aborted(kernel, [e.last_offset for e in gone]) == len(gone)
         if step in (100, 200):  # the slot tells of a segment that is sealed, if it is not stable
             file_end = min(file_end, seal_head(kernel).end_offset)
             writers.head.install()
@@ -214,3 +221,40 @@ def test_what_is_forgotten_is_not_told_as_if_it_were_all(writers) -> None:
     assert [e[1:3] for e in later.read()[0]] == aborted[2:]
     aborted.append(writers.abort(9))
     assert [e[1:3] for e in memory.read()[0]] == aborted, "one that was there goes on"
+
+
+def test_an_entry_that_cleaning_takes_out_stays_in_lists_that_have_it(writers) -> None:
+    """Whoever has such a list may READ old bytes; and no entry comes twice, or not at all."""
+    kernel, memory, full = writers.kernel, Memory(8), Memory(2)
+    aborted = [writers.abort(i) for i in range(5)]
+    assert kernel.attach_slot(memory.slot, 5, aborted=(memory.address, 8, 0))
+    assert kernel.attach_slot(full.slot, 6, aborted=(full.address, 2, 0))
+    assert remove_aborted(kernel, [aborted[3][1], aborted[1][1], 1 << 40]) == 2
+    left = [aborted[i] for i in (0, 2, 4)]
+    assert [e[1:3] for e in aborted_index(kernel, 0, FOREVER)] == left
+    for producer in (8, 9):
+        aborted.append(writers.abort(producer))
+        left.append(aborted[-1])
+    assert [e[1:3] for e in memory.read()[0]] == aborted
+    assert full.read()[1] and [e[1:3] for e in full.read()[0]] == aborted[:2]
+    later = Memory(8)
+    assert write_aborted_list(kernel, later.address, 8, 0, 0, FOREVER)
+    assert [e[1:3] for e in later.read()[0]] == left
+    assert remove_aborted(kernel, []) == 0
+    forget_aborted(kernel, left[1][1] + 1)
+    left.append(writers.abort(7))
+    assert [e[1:3] for e in memory.read()[0]] == [*aborted, left[-1]]
+    assert [e[1:3] for e in aborted_index(kernel, 0, FOREVER)] == left[2:]
+
+
+def test_a_file_is_written_again_where_as_many_entries_are_others(writers, tmp_path) -> None:
+    kernel = writers.kernel
+    files, segments = AbortedFiles(tmp_path), [Segment(tmp_path, 0, end_offset=1000)]
+    for _ in range(2):
+        marker = writers.abort(7)[1]
+        files.write(kernel, segments)
+        (entry,) = parse_transaction_index((tmp_path / file_name(0, ".txnindex")).read_bytes())
+        assert entry.last_offset == marker
+        assert remove_aborted(kernel, [marker]) == 1
+    files.write(kernel, segments)
+    assert not list(tmp_path.iterdir())

@@ -16,17 +16,9 @@ from kdirect.failpoints import VARIABLE
 from kdirect.format import layout
 from kdirect.format.batch import CODEC_NAMES, crc32c, iterate_batches
 from kdirect.format.compression import Compressor
-from kdirect.format.segment_files import AbortedTransaction
-from kdirect.log.cleaned_transactions import ABORT, COMMIT, CleanedTransactions
 from kdirect.log.cleaning import Cleaning, dirt_of
 from kdirect.log.cleaning_rules import CompactionRules, SegmentFacts, grouped, look_at
 from kdirect.log.config import LogConfig
-from kdirect.log.kernel_transactions import (
-    aborted_transactions,
-    admit_transaction,
-    begin_verification,
-    marker_batch,
-)
 from kdirect.log.key_offsets import KeyOffsets, siphash128
 from kdirect.log.manager import LogManager
 from kdirect.model import TopicPartition
@@ -125,77 +117,6 @@ def test_neighbours_are_joined_as_far_as_one_segment_may_grow() -> None:
     assert grouped(log, 1000, 24) == [[0, 1], [2, 3], [4]], "the time indexes fill up"
     far = [facts(0, 10, 10), facts(10, 20, 0), facts(1 << 31, (1 << 31) + 5, 10)]
     assert grouped(far, 100, 1000) == [[0, 1], [2]], "offsets have 31 bits in an index"
-
-
-def test_markers_go_after_the_records_of_their_transactions() -> None:
-    walk = CleanedTransactions([AbortedTransaction(7, 10, 30, 5)])
-    assert not walk.discards_batch(7, 9, transactional=True), "the one before was committed"
-    assert not walk.discards_marker(7, 9, COMMIT)
-    assert walk.discards_batch(7, 15, transactional=True), "it is aborted"
-    assert not walk.discards_batch(7, 16, transactional=False)
-    assert not walk.discards_marker(7, 30, ABORT)
-    assert not walk.discards_batch(7, 31, transactional=True)
-    assert not walk.discards_marker(7, 32, COMMIT)
-    assert walk.discards_marker(7, 40, COMMIT), "nothing of a later transaction is left"
-    assert walk.discards_marker(7, 42, None), "an empty marker was cleaned before"
-    assert not walk.discards_marker(7, 41, ABORT), "whoever is told of it needs its marker"
-
-
-@pytest.mark.parametrize("codec", [0, 1])
-def test_aborted_records_go_and_committed_ones_stay(open_partition, codec) -> None:
-    """Before and after a restart, and however often the log is compacted; the aborted index says
-    the same as before."""
-    p = open_partition(compacts=True, deletes=False, delete_retention_ms=0)
-
-    def transact(producer: int, epoch: int, records: list, *, commit: bool) -> None:
-        _, ticket = begin_verification(p.kernel, producer, epoch, 0, NOW)
-        admit_transaction(p.kernel, producer, epoch, ticket)
-        batch = keyed(records, codec=codec, producer=(producer, epoch, 0), transactional=True)
-        assert p.append(batch, NOW).error == 0
-        marker = marker_batch(producer, epoch, 0, commit, NOW)
-        assert p.append_marker(marker, NOW).error == 0
-
-    transact(1, 0, [(b"a", b"1"), (b"b", b"1")], commit=True)
-    transact(2, 0, [(b"a", b"2"), (b"c", b"2")], commit=False)
-    transact(3, 0, [(b"b", b"3")], commit=True)
-    p.append(keyed([(b"d", b"4")]))
-    p.roll()
-    compact(p)
-    wanted = {b"a": b"1", b"b": b"3", b"d": b"4"}
-    for restarts in (False, True):
-        if restarts:
-            p = open_partition(compacts=True, deletes=False, clean=False, delete_retention_ms=0)
-        assert last_of_each_key(records_of(p)) == wanted
-        (aborted,) = aborted_transactions(p.kernel, 0, p.log_end_offset)
-        assert (aborted.producer_id, aborted.first_offset) == (2, 3)
-        assert p.last_stable_offset == p.log_end_offset
-    for i in range(3):
-        p.append(keyed([(b"b", b"5"), (b"d", b"5")]))
-        p.roll()
-        compact(p, None, now_ms=NOW + i)
-    assert last_of_each_key(records_of(p)) == {b"a": b"1", b"b": b"5", b"d": b"5"}
-
-
-def test_a_producer_that_has_aborted_before_is_compacted_as_others(open_partition) -> None:
-    p = open_partition(compacts=True, deletes=False)
-
-    def transact(sequence: int, key: bytes, value: bytes, *, commit: bool) -> None:
-        _, ticket = begin_verification(p.kernel, 1, 0, sequence, NOW)
-        admit_transaction(p.kernel, 1, 0, ticket)
-        batch = keyed([(key, value)], producer=(1, 0, sequence), transactional=True)
-        assert p.append(batch, NOW).error == 0
-        assert p.append_marker(marker_batch(1, 0, 0, commit, NOW), NOW).error == 0
-
-    transact(0, b"b", b"1", commit=False)
-    p.append(keyed([(b"a", b"1")]))
-    p.roll()
-    cleaned_to = compact(p).end_offset
-    transact(1, b"a", b"2", commit=True)
-    transact(2, b"b", b"2", commit=False)
-    p.append(keyed([(b"c", b"1")]))
-    p.roll()
-    compact(p, cleaned_to)
-    assert [(r.key, r.value) for r in records_of(p)] == [(b"a", b"2"), (b"c", b"1")]
 
 
 # -- one log ---------------------------------------------------------------------------------------

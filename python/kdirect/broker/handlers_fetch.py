@@ -218,6 +218,12 @@ class FetchHandlers(LookupHandlers):
             if size > limit and not first:
                 buffers, size = [], 0
             aborted = _aborted(partition, x.fetch_offset, buffers) if committed_only else []
+            start = partition.log_start_offset
+            if committed_only and x.fetch_offset < start:
+                # Deleted meanwhile: what was aborted there may be forgotten.
+                return Fetched(
+                    index, ErrorCode.OFFSET_OUT_OF_RANGE, high_watermark, stable, start, (), 0
+                )
             return Fetched(index, 0, high_watermark, stable, start, buffers, size, aborted=aborted)
         except OffsetOutOfRangeError:
             return Fetched(

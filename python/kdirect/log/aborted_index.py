@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from kdirect.errors import FormatError
@@ -36,7 +36,8 @@ class AbortedFiles:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._written: dict[int, int] = {}  # entries, by base offset; -1: not known
+        # The entries, by base offset; None: not known.
+        self._written: dict[int, list[AbortedTransaction] | None] = {}
         self._changes_from = 0  # no segment that begins below gets an entry
 
     def write(self, kernel: CommitKernel, segments: Sequence[Segment]) -> None:
@@ -46,22 +47,31 @@ class AbortedFiles:
             if base < self._changes_from:
                 continue
             entries = aborted_index(kernel, base, segment.end_offset)
-            if len(entries) == self._written.get(base, 0):
+            if entries == self._written.get(base, []):
                 continue
             path = self._directory / file_name(base, TRANSACTION_SUFFIX)
             if entries:
                 replace_file(path, pack_transaction_index(entries), sync=True)
             else:
                 path.unlink(missing_ok=True)
-            self._written[base] = len(entries)
+            self._written[base] = entries
         self._changes_from = segments[-1].base_offset
-        self._written = {base: n for base, n in self._written.items() if base >= self._changes_from}
+        self._forget(lambda at: at < self._changes_from)
 
     def cut(self, base: int) -> None:
         """The log was cut in that segment, whose file may have more now than the kernel."""
-        self._written = {at: n for at, n in self._written.items() if at < base}
-        self._written[base] = -1
+        self._forget(lambda at: at >= base)
+        self._written[base] = None
         self._changes_from = min(self._changes_from, base)
+
+    def exchanged(self, base: int, end_offset: int) -> None:
+        """One segment stands for those of [base, end_offset), with a file that cleaning has
+        written; see `kdirect.log.compacting`."""
+        self._forget(lambda at: base <= at < end_offset)
+        self._written[base] = None
+
+    def _forget(self, which: Callable[[int], bool]) -> None:
+        self._written = {at: known for at, known in self._written.items() if not which(at)}
 
     def read(
         self, files: Sequence[str], segments: Sequence[Segment]
@@ -74,7 +84,7 @@ class AbortedFiles:
             name = file_name(segment.base_offset, TRANSACTION_SUFFIX)
             if name not in names:
                 continue
-            self._written[segment.base_offset] = -1
+            self._written[segment.base_offset] = None
             try:
                 found += _read(self._directory / name, segment)
             except (FormatError, OSError) as e:

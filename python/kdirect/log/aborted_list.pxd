@@ -12,5 +12,8 @@ cdef bint start_list(kernel_state* s, aborted_list* out, uint8_t* at, uint32_t c
                      uint16_t file_id, int64_t start, int64_t end) noexcept nogil
 # Begin a list of `capacity` entries at `at`, with what a reader of offsets [start, end) has to
 # know.  False, and nothing done: entries that it would need are forgotten.
+cdef uint32_t remove_entries(kernel_state* s, const int64_t* markers, uint32_t count) noexcept nogil
+# Take the entries out of the aborted index whose markers are at these offsets, which rise; how many
+# there were.  Lists that were written keep them.
 cdef void extend_list(kernel_state* s, aborted_list* to, int64_t end) noexcept nogil
 # Put into the list what the index has got since, as far as it began below `end`.

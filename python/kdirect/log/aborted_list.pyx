@@ -10,6 +10,9 @@ slot grows: the kernel extends it each time before it writes the slot, so a read
 stable offset, and READs the list after that, finds every abort below that offset.  A list without
 room for an entry is full and grows no more; see the layout for what it still tells.
 
+An entry that cleaning takes out of the middle of the index (`remove_entries`) stays in the lists
+that have it: whoever has such a list may READ old bytes.  No list gets it any more.
+
 Memory.  A list is memory of one grant (`kdirect.broker.aborted_regions`).  The kernel writes it
 only as long as the slot is attached that it belongs to; the reader may READ it at any time.
 """
@@ -93,6 +96,26 @@ cdef bint start_list(kernel_state* s, aborted_list* out, uint8_t* at, uint32_t c
     _publish(out)
     extend_list(s, out, end)
     return True
+
+
+cdef uint32_t remove_entries(kernel_state* s, const int64_t* markers,
+                             uint32_t count) noexcept nogil:
+    cdef uint32_t i, j, at = 0, kept = 0
+    cdef uint64_t number
+    for i in range(s.aborted_count):
+        while at < count and markers[at] < s.aborted[i].last_offset:
+            at += 1
+        if at == count or markers[at] != s.aborted[i].last_offset:
+            s.aborted[kept] = s.aborted[i]
+            kept += 1
+            continue
+        number = s.aborted_gone + kept      # it has this one now, and those after it one less
+        for j in range(s.slots_count):
+            if s.slots[j].aborted.at != NULL and s.slots[j].aborted.next > number:
+                s.slots[j].aborted.next -= 1
+    i = s.aborted_count - kept
+    s.aborted_count = kept
+    return i
 
 
 cdef void extend_list(kernel_state* s, aborted_list* to, int64_t end) noexcept nogil:

@@ -138,13 +138,14 @@ class Cleaning:
         if partition.recovery_point < dirt.first_uncleanable:
             partition.flush(dirt.first_uncleanable)
         aborted = aborted_index(partition.kernel, 0, NEVER)
+        held = partition.held_offsets()
         run = self._note_keys(segments, aborted)
         end_offset = max(dirt.first_dirty, self._keys.latest_offset + 1)
         segments = [s for s in segments if s.base_offset < end_offset]
         if segments:
             partition.note_gaps_below(dirt.first_uncleanable)
             partition.write_checkpoints()
-        transactions = CleanedTransactions(aborted)
+        transactions = CleanedTransactions(aborted, held)
         config = partition.config
         facts = [facts_of(s, with_indexes=True) for s in segments]
         for numbers in grouped(facts, config.segment_bytes, config.index_max_bytes):
@@ -254,14 +255,16 @@ class Cleaning:
             try:
                 for segment in group:
                     self._clean_segment(segment, run, transactions, files)
+                forgotten = transactions.take_forgotten()
                 ended = aborted_index(
                     self._partition.kernel, group[0].base_offset, group[-1].end_offset
                 )
+                ended = [t for t in ended if t.last_offset not in forgotten]
                 new = files.finish(ended, self._partition.dense_from)
             except OSError as e:
                 raise cannot_allocate(self._partition.directory, files.size, e) from e
             reached("compaction, cleaned files are written")
-            if not self._partition.exchange(group, new, files.paths):
+            if not self._partition.exchange(group, new, files.paths, sorted(forgotten)):
                 raise ClosedError(
                     f"{self._partition.topic_partition} was cut while it was compacted",
                     hint="nothing to do: it is compacted later",

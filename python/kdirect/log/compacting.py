@@ -35,6 +35,7 @@ from kdirect.failpoints import reached
 from kdirect.log import checkpoint, producer_state
 from kdirect.log.cutting import Cutting
 from kdirect.log.kernel_marks import allow_gaps_below
+from kdirect.log.kernel_transactions import remove_aborted
 from kdirect.log.mapped import Mapping
 from kdirect.log.removals import unlink
 from kdirect.log.scan import ScannedSegment, scan_segment
@@ -66,10 +67,17 @@ class Compacting(Cutting):
             for segment in self._segments:
                 segment.dense_from = max(segment.dense_from, offset)
 
-    def exchange(self, old: Sequence[Segment], new: Segment, paths: Sequence[Path]) -> bool:
+    def exchange(
+        self,
+        old: Sequence[Segment],
+        new: Segment,
+        paths: Sequence[Path],
+        forgotten: Sequence[int] = (),
+    ) -> bool:
         """Put `new` in place of the neighbours `old`, which the caller has acquired.  `paths` are
-        its files' names without the suffix ``.cleaned`` that they have, the log last.  False, and
-        nothing has changed: the old segments are not in the log any more.  LogError."""
+        its files' names without the suffix ``.cleaned`` that they have, the log last.  The aborted
+        transactions whose markers are at the offsets `forgotten` leave the aborted index.  False,
+        and nothing has changed: the old segments are not in the log any more.  LogError."""
         with self._roll_lock:
             self._check_open()
             try:
@@ -86,13 +94,18 @@ class Compacting(Cutting):
                     f"{self.topic_partition} was not compacted: {e}", hint="check the disk"
                 ) from e
             try:
-                self._finish_exchange(at, old, new, paths)
+                self._finish_exchange(at, old, new, paths, forgotten)
             except OSError as e:
                 raise self._cut_failed(old[-1].end_offset, e) from e
             return True
 
     def _finish_exchange(
-        self, at: int, old: Sequence[Segment], new: Segment, paths: Sequence[Path]
+        self,
+        at: int,
+        old: Sequence[Segment],
+        new: Segment,
+        paths: Sequence[Path],
+        forgotten: Sequence[int],
     ) -> None:
         checkpoint.sync_directory(self.directory)
         reached("compaction, swap files are named")
@@ -104,10 +117,13 @@ class Compacting(Cutting):
             os.rename(_named(path, SWAP_SUFFIX), path)
             reached("compaction, a swap file has its name")
         checkpoint.sync_directory(self.directory)
+        remove_aborted(self.kernel, forgotten)  # before anybody reads where a marker is missing
         with self._lock:
             self._set_segments((*self._segments[:at], new, *self._segments[at + len(old) :]))
         for segment in old:
             segment.end_replaced()
+        self._leave(old)
+        self._aborted.exchanged(new.base_offset, new.end_offset)
         self._remove_files(
             [producer_state.snapshot_path(self.directory, s.base_offset) for s in old[1:]]
         )

@@ -155,6 +155,7 @@ class Cutting(Rolling):
         checkpoint.sync_directory(self.directory)
         cut.publish()
         doomed[0].end_replaced()
+        self._leave(doomed)
         self._aborted.cut(doomed[0].base_offset)
         start, end = int(self.kernel.log_start_offset), int(self.kernel.log_end_offset)
         files = os.listdir(self.directory)

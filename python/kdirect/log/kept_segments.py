@@ -3,6 +3,9 @@
 Law of the room: `KeptSegments` is the part of `kdirect.log.partition.Partition` that names segments
 to all its other parts, with the same locks.  What it works on is made by `Partition`.
 
+A segment that left the log may be read on by whoever has acquired it.  Which offsets such segments
+have is remembered (`held_offsets`), because what readers are told of them must stay.
+
 A log may begin before its segments do: then it is tiered (`kdirect.log.tiering`), and what lies
 between the log start and the *local log start* is in remote storage only.
 """
@@ -11,6 +14,7 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_right
+from collections.abc import Sequence
 
 from kdirect.errors import LogError, OffsetOutOfRangeError, TieredOffsetError
 from kdirect.log.epochs import LeaderEpochs
@@ -32,6 +36,7 @@ class KeptSegments:
     _bases: list[int]
     dense_from: int
     _lock: threading.RLock
+    _left: list[Segment]  # segments that left the log, and were acquired when that was looked at
 
     @property
     def leader_epoch(self) -> int:
@@ -61,6 +66,18 @@ class KeptSegments:
         self._segments = segments
         self._sources = tuple(known.get(s) or LocalSource(s) for s in segments)
         self._bases = [s.base_offset for s in segments]
+
+    def _leave(self, segments: Sequence[Segment]) -> None:
+        """These are not the log's any more, and nobody can acquire them who has not."""
+        with self._lock:
+            self._left = [s for s in (*self._left, *segments) if s.references > 0]
+
+    def held_offsets(self) -> list[tuple[int, int]]:
+        """The offsets [base, end) of segments that left the log, by cleaning or a cut, and that
+        somebody may still read."""
+        self._leave(())
+        with self._lock:
+            return [(s.base_offset, s.end_offset) for s in self._left]
 
     def _look(self) -> tuple[KernelView, tuple[SegmentSource, ...], list[int]]:
         with self._lock:

@@ -16,7 +16,7 @@ from libc.stdint cimport (
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memmove
 
-from kdirect.log.aborted_list cimport end_aborted, first_aborted, start_list
+from kdirect.log.aborted_list cimport end_aborted, first_aborted, remove_entries, start_list
 from kdirect.log.commit cimport append_marker as append_to
 from kdirect.log.commit cimport clear_result, finish_request
 from kdirect.log.kernel cimport CommitKernel
@@ -261,6 +261,30 @@ def write_aborted_list(CommitKernel kernel, uint64_t address, uint32_t entries, 
         done = start_list(s, &written, <uint8_t*> <uintptr_t> address, entries, file_id, start, end)
         pthread_mutex_unlock(&s.lock)
     return done
+
+
+def remove_aborted(CommitKernel kernel, markers):
+    """Cleaning has met no record of the aborted transactions whose markers are at these offsets:
+    they leave the aborted index.  How many there were.  See `kdirect.log.transactions` for when
+    that may be."""
+    cdef kernel_state* s = <kernel_state*> kernel._state
+    cdef int64_t* offsets
+    cdef uint32_t i, n, removed
+    told = sorted(markers)
+    n = len(told)
+    offsets = <int64_t*> malloc(max(n, 1) * sizeof(int64_t))
+    if offsets == NULL:
+        raise MemoryError()
+    try:
+        for i in range(n):
+            offsets[i] = told[i]
+        with nogil:
+            pthread_mutex_lock(&s.lock)
+            removed = remove_entries(s, offsets, n)
+            pthread_mutex_unlock(&s.lock)
+    finally:
+        free(offsets)
+    return removed
 
 
 # -- recovery --------------------------------------------------------------------------------------

@@ -124,6 +124,7 @@ class Partition(LogAgreement):
         # before the log goes on; the other when a tiered log's start moves.
         self.write_checkpoints: Callable[[], None] = lambda: None
         self.write_log_starts: Callable[[], None] = lambda: None
+        self._left = []
         self._set_segments(tuple(segments))
         self._epochs = LeaderEpochs(directory, epochs)
         self._aborted = AbortedFiles(directory) if aborted is None else aborted

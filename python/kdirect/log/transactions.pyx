@@ -20,6 +20,21 @@ The rules are Kafka's (ProducerAppendInfo, ProducerStateManager):
 - An abort leaves an entry of the aborted index: producer id, first offset, offset of the marker,
   and the first offset of the oldest transaction that was open then, or the offset after the marker.
 
+Life of an entry of the aborted index.  `end_transaction` makes it, from the marker, and recovery
+from a file.  It goes when the log is cut below its marker (`cut_transactions`), when retention has
+deleted its marker (`forget_aborted`), and when cleaning has left nothing to be told of
+(`remove_aborted`).  For the last, three rules, because readers ask the index of now, whatever bytes
+they have:
+
+1. Whoever can have one of its records needs it.  So it goes only when a whole walk over the log has
+   met none, and no segment of its offsets that left the log before that walk is acquired any more
+   (`KeptSegments.held_offsets`): those may have records of it.  Else a later cleaning looks again.
+2. Whoever has it and not its marker would drop what the producer sends later.  So the marker stays
+   until the entry is gone: only a walk that finds, or makes, an index without it gives the marker's
+   batch the delete horizon after which a later one removes the marker.
+3. It leaves memory before the segments are exchanged in memory, and ``.txnindex`` on disk with the
+   segment that it belongs to.
+
 The table of transactions is ordered by their first offsets, the aborted index by markers; both are
 those of the records that are kept here.
 """
