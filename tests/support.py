@@ -56,6 +56,15 @@ def poll_until(condition: Callable[[], Any], *consumers: Any, timeout_s: float =
     return out
 
 
+def alter_topic(servers: str, topic: str, **properties: Any) -> None:
+    """Set properties of a topic, dots as underscores."""
+    import kdirect
+
+    configs = {name.replace("_", "."): value for name, value in properties.items()}
+    with kdirect.connect({"bootstrap.servers": servers, "transport": "tcp"}) as session:
+        session.admin.alter_configs(topic, configs)
+
+
 def stop_process(pid: int) -> None:
     """SIGSTOP to a child, until every thread of it stands: sending the signal alone does not wait
     for that, and a broker that is asked meanwhile may still answer."""

@@ -360,9 +360,10 @@ BROKER = Options("Broker properties", (
            "Replicas of __consumer_offsets. In a cluster no group can begin before so many brokers "
            "are there. Without zookeeper.connect there is one replica, whatever is given.", low=1,
            high=32767),
-    Option("offsets.topic.segment.bytes", "bytes", 4 << 20,
-           "Segment size of __consumer_offsets. The broker rewrites the topic once it has grown "
-           "to several times the size of its live records.", low=1 << 20, high=1 << 30),
+    Option("offsets.topic.segment.bytes", "bytes", 100 << 20,
+           "Segment size of __consumer_offsets, when the topic is created. Its last segment is not "
+           "compacted, and is read whole when a broker starts or becomes coordinator.",
+           low=1 << 20, high=1 << 30),
     Option("offsets.retention.minutes", "int", 10080,
            "Forget the offsets of a group that has been empty for this long.", low=1),
     Option("offsets.retention.check.interval.ms", "ms", 600_000,

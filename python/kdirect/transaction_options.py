@@ -28,9 +28,9 @@ TRANSACTION_BROKER_ROWS = (
            "min.insync.replicas of __transaction_state, when the topic is created. With fewer in "
            "sync no transaction begins or ends. Without zookeeper.connect there is one replica, "
            "whatever is given.", low=1, high=32767),
-    Option("transaction.state.log.segment.bytes", "bytes", 4 << 20,
-           "Segment size of __transaction_state. The broker rewrites the topic once it has grown "
-           "to several times the size of its live records. Kafka's default is 100 MiB.",
+    Option("transaction.state.log.segment.bytes", "bytes", 100 << 20,
+           "Segment size of __transaction_state, when the topic is created. Its last segment is "
+           "not compacted, and is read whole when a broker starts or becomes coordinator.",
            low=1 << 20, high=1 << 30),
     Option("transaction.partition.verification.enable", "bool", True,
            "Ask the coordinator whether a partition belongs to a transaction before its first "

@@ -318,7 +318,7 @@ def test_what_cannot_be_compacted_is_counted_and_left_alone(broker_process) -> N
     assert not list((server.log_dir / "t-0").glob("*.cleaned"))
 
 
-def test_topics_are_compacted_by_the_brokers_policy_and_its_own_are_not(broker_process) -> None:
+def test_topics_are_compacted_by_the_brokers_policy(broker_process) -> None:
     server = broker_process(**SOON, **{"log.cleanup.policy": "compact"})
     servers = server.bootstrap_servers
     create(servers, "t")

@@ -1,5 +1,5 @@
 """A coordinator whose partition has replicas: commits count when they are committed, and nothing
-that was told is lost or goes back, through elections, rewritings and threads that come late."""
+that was told is lost or goes back, through elections, compaction and threads that come late."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from kdirect.broker import state_topic
 from kdirect.broker.appends import Appends
 from kdirect.broker.coordinator_partition import State
 from kdirect.broker.coordinator_partitions import CoordinatorPartitions
@@ -30,7 +29,6 @@ from kdirect.errors import (
     LogError,
     NotEnoughReplicasError,
     NotLeaderError,
-    StorageFullError,
     TimedOutError,
 )
 from kdirect.format import group_records as records
@@ -43,6 +41,7 @@ from kdirect.log.manager import LogManager
 from kdirect.log.partition import Partition
 from kdirect.member.metadata import Metadata
 from kdirect.model import TopicPartition
+from tests.log.compacted_logs import compact
 
 LOG = TopicPartition(OFFSETS_TOPIC, 0)
 TP = TopicPartition("t", 0)
@@ -77,9 +76,6 @@ class Replicas:
 
     def watch_readable(self, tp: TopicPartition) -> None:
         self.watched = True
-
-    def start_moved(self, tp: TopicPartition) -> None:
-        pass
 
     def tell(self) -> None:
         for end, future in sorted(self.waiting, key=lambda row: row[0]):
@@ -129,7 +125,7 @@ class World:
         self.store = OffsetStore(Topics(self), config, self.appends, None)  # type: ignore[arg-type]
         self.replicas = Replicas(self)
         on_thread = partial(self._on_thread, self.work)
-        replication = StateReplication(self.replicas, on_thread, lambda partition: None)
+        replication = StateReplication(self.replicas, lambda partition: None)
         self.store.join_cluster(replication)
         self.coordinated: set[str] = set()
         self.partitions = CoordinatorPartitions(
@@ -436,103 +432,31 @@ def other_coordinator(log: Partition, group: str, offset: int) -> None:
     assert log.append(encode_single_bytes(value, records.offset_key(group, *TP), 1)).error == 0
 
 
-def test_a_partition_with_replicas_is_rewritten_while_commits_go_on(world, monkeypatch) -> None:
-    """Nothing is rolled: replicas have the same segments.  A commit that is in flight is neither
-    undone by the row from before it, nor deleted."""
-    monkeypatch.setattr(state_topic, "REWRITE_RECORDS", 40)
+def test_a_transaction_that_is_aborted_keeps_the_offset_from_before_it(world) -> None:
+    """The log is compacted while it is open: what it is about to commit is above what may be."""
     w = world
     active(w, 1)
-    for i in range(60):
-        w.commit(f"g{i % 4}", i)
-        w.replicate()
-    start = w.log.log_start_offset
-    for i in range(60, 100):
-        w.commit(f"g{i % 3}", i)
-        if i % 5 == 0:
-            w.replicate()
+    for offset in range(20):
+        w.commit("g", offset)
     w.settle()
-    w.commit("g0", 100)
-    w.settle()
-    assert w.log.log_start_offset > start and len(w.log.segments) == 1
-    expected = {f"g{i}": w.seen(f"g{i}") for i in range(4)}
-    assert expected == {"g0": 100, "g1": 97, "g2": 98, "g3": 59}
-    w.resign()
-    active(w, 2)
-    assert {g: w.seen(g) for g in expected} == expected
-
-
-def begin_to_rewrite(w: World, monkeypatch: Any) -> dict[str, int | None]:
-    """A rewriting of a row in each chunk is under way; what its groups have committed."""
-    monkeypatch.setattr(state_topic, "REWRITE_RECORDS", 20)
-    monkeypatch.setattr(state_topic, "REWRITE_BYTES", 1)
-    active(w, 1)
-    end = 0
-    for i in range(60):
-        end = w.log.log_end_offset
-        w.commit(f"g{i % 4}", i)
-        w.replicate()
-        if w.log.log_end_offset > end + 1:
-            break
-    assert end + 1 < w.log.log_end_offset < end + 5, "it has begun, and is not over"
-    return {f"g{i}": w.seen(f"g{i}") for i in range(4)}
-
-
-def test_a_change_that_may_be_lost_keeps_the_row_from_before_it(world, monkeypatch) -> None:
-    """The rewriting leaves out rows of which changes are in flight, and these are the last in the
-    log: until they are committed the rows are not deleted."""
-    w = world
-    expected = begin_to_rewrite(w, monkeypatch)
-    end = w.log.log_end_offset
-    for group in expected:
-        w.commit(group, 100)
-    w.replicate(end)
-    w.threads()
-    w.resign()
-    w.log.truncate_to(w.log.high_watermark)  # the new leader has no more
-    active(w, 3)
-    assert {g: w.seen(g) for g in expected} == expected
-
-
-def test_a_change_that_could_not_be_appended_keeps_the_row_from_before_it(
-    world, monkeypatch
-) -> None:
-    """A rewriting that is under way leaves that row out, so it must not delete it either."""
-    w = world
-    expected = begin_to_rewrite(w, monkeypatch)
-    end = w.log.log_end_offset
-
-    def full(data: bytes, at_ms: int) -> None:
-        raise StorageFullError("the disk is full")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(w.log, "append_nowait", full)
-        with pytest.raises(StorageFullError):
-            w.commit("g3", 100).result()
-    start = w.log.log_start_offset
-    w.settle()
-    assert w.log.log_start_offset == start and w.log.log_end_offset > end
-    w.resign()
-    active(w, 2)
-    assert {g: w.seen(g) for g in expected} == expected
-
-
-def test_a_transaction_that_is_aborted_keeps_the_row_from_before_it(world, monkeypatch) -> None:
-    """A rewriting that is under way leaves that row out, and nobody knows yet what it will be."""
-    w = world
-    expected = begin_to_rewrite(w, monkeypatch)
+    w.log.roll()
     error, ticket = begin_verification(w.log.kernel, 7, 0, 0, 1)
     assert not error and admit_transaction(w.log.kernel, 7, 0, ticket)
     offsets = {TP: CommittedOffset(100, -1, "", 1)}
-    w.on_loop(lambda: w.store.commit_in_transaction("g2", (7, 0), offsets))
+    w.on_loop(lambda: w.store.commit_in_transaction("g", (7, 0), offsets))
     w.settle()
-    assert w.store.unstable("g2") == {TP}
+    assert w.store.unstable("g") == {TP}
+    w.log.roll()
+    assert compact(w.log).records_kept == 2, "of g and of the group that was there before"
     assert w.log.append_marker(marker_batch(7, 0, 1, False, 1), 1).error == 0
     w.on_loop(lambda: w.store.end_transaction(0, 7, False))
     w.settle()
-    assert {g: w.seen(g) for g in expected} == expected
+    assert w.seen("g") == 19
+    w.log.roll()
+    compact(w.log)
     w.resign()
     active(w, 2)
-    assert {g: w.seen(g) for g in expected} == expected
+    assert w.seen("g") == 19
 
 
 GROUPS = ("a", "b", "c")
@@ -569,6 +493,8 @@ class Walk:
             w.on_loop(lambda: w.replicas.fail(TimedOutError("the follower is slow")))
         elif what < 0.9:
             w.replicas.enough = rng.random() < 0.8
+            w.log.roll()
+            compact(w.log)
         elif what < 0.93 and w.leads:
             self.hold()
         elif what < 0.95 and w.leads:
@@ -623,10 +549,7 @@ class Walk:
 
 
 @pytest.mark.parametrize("round_", range(40))
-def test_nothing_that_was_told_is_lost_or_goes_back(world, seed, round_, monkeypatch) -> None:
-    monkeypatch.setattr(state_topic, "REWRITE_RECORDS", 6)
-    monkeypatch.setattr(state_topic, "REWRITE_FACTOR", 1)
-    monkeypatch.setattr(state_topic, "REWRITE_BYTES", 60)  # a row in each chunk
+def test_nothing_that_was_told_is_lost_or_goes_back(world, seed, round_) -> None:
     walk = Walk(world, random.Random(seed * 100 + round_))
     for _ in range(500):
         walk.step()

@@ -84,6 +84,6 @@ def test_what_groups_had_committed_in_kafka_outlives_the_brokers_retention(tmp_p
                 TopicPartition("t", 1): 101,
             }
             partition = b.server.logs.partitions[TopicPartition("__consumer_offsets", 0)]
-            assert (partition.config.retention_ms, partition.config.retention_bytes) == (-1, -1)
+            assert partition.config.compacts and not partition.config.deletes
             b.server.logs.apply_retention(NOW)
             assert partition.log_start_offset == 0 and len(partition.read(0, 1 << 20)) == 1

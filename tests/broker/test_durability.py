@@ -16,11 +16,10 @@ import pytest
 from confluent_kafka import admin as confluent_admin
 
 import kdirect
-from kdirect.broker import state_topic
 from kdirect.format import protocol as p
 from kdirect.format.batch import encode_single_bytes
 from kdirect.format.error_codes import ErrorCode
-from kdirect.format.group_records import CommittedOffset, GroupRecord
+from kdirect.format.group_records import CommittedOffset
 from kdirect.format.schema import build
 from kdirect.model import TopicPartition
 from tests.support import cpu_ticks
@@ -234,33 +233,6 @@ def test_a_copied_log_is_adopted(tmp_path, raw):
         topic = raw(b.bootstrap_servers).call(build(p.MetadataRequest, topics=None), 10).topics[0]
         assert (topic.name, topic.topic_id) == ("t", created.topic_id)
         assert values_of(b.bootstrap_servers, "t", 2) == [b"1", b"2"]
-
-
-def test_the_offsets_topic_is_rewritten_when_it_has_grown(tmp_path, monkeypatch, on_loop, until):
-    monkeypatch.setattr(state_topic, "REWRITE_RECORDS", 100)
-    with kdirect.Broker(log_dirs=tmp_path) as b:
-        store = b.server.offsets
-        b.server.topics.create("t", 1, {})
-        tp = TopicPartition("t", 0)
-
-        def commit(group, offset):
-            on_loop(b, lambda: store.commit(group, {tp: CommittedOffset(offset, -1, "", 1)}))
-
-        for i in range(1000):
-            commit(f"g{i % 3}", i)
-        on_loop(b, lambda: store.save_group("g0", GroupRecord("consumer", 5, "range", None, 1, ())))
-        on_loop(b, lambda: store.forget_group("g2"))
-        partition = store.partition_of("g0")
-        until(
-            lambda: (
-                partition.log_end_offset - partition.log_start_offset < 200
-                and partition.log_start_offset > 500
-            )
-        )
-    with kdirect.Broker(log_dirs=tmp_path) as b:
-        store = b.server.offsets
-        assert {g: store.offsets(g)[tp].offset for g in store.groups()} == {"g0": 999, "g1": 997}
-        assert b.server.groups.coordinator.groups["g0"].generation == 5
 
 
 def test_kafka_reads_the_offsets_topic_as_its_own(broker):

@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 
 import kdirect
-from kdirect.broker import state_topic
 from kdirect.broker.appends import Appends
-from kdirect.broker.state_topic import Row, StateTopic
+from kdirect.broker.state_topic import StateTopic
 from kdirect.errors import LogError
 from kdirect.format.group_records import CommittedOffset, GroupRecord
 from kdirect.log.config import LogConfig
@@ -39,17 +38,8 @@ class Rows:
         else:
             self.rows[key] = value
 
-    def live_rows(self, index: int) -> list[Row]:
-        return [(k, v) for k, v in self.rows.items() if k[:1] == b"%d" % index]
-
-    def may_rewrite(self, index: int) -> bool:
-        return True
-
-    def live_count(self) -> int:
-        return len(self.rows)
-
     def forget_partition(self, index: int) -> None:
-        for key, _ in self.live_rows(index):
+        for key in [key for key in self.rows if key[:1] == b"%d" % index]:
             del self.rows[key]
 
 
@@ -172,11 +162,8 @@ def test_what_is_absent_cannot_be_changed(world) -> None:
     assert w.table.rows == {b"0a": b"1"}
 
 
-def test_a_change_that_is_under_way_when_its_partition_is_unloaded(world, monkeypatch) -> None:
-    """It is in the log, for whoever loads it next; here it is not remembered, and the partition is
-    not rewritten from a table that does not hold it."""
-    monkeypatch.setattr(state_topic, "REWRITE_RECORDS", 1)
-    monkeypatch.setattr(state_topic, "REWRITE_FACTOR", 1)
+def test_a_change_that_is_under_way_when_its_partition_is_unloaded(world) -> None:
+    """It is in the log, for whoever loads it next; here it is not remembered."""
     w = world
     for i in range(3):
         changed(w, b"0%d" % i, b"x")

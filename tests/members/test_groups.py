@@ -12,7 +12,7 @@ import pytest
 from confluent_kafka.admin import AdminClient
 
 import kdirect
-from kdirect.broker import state_topic
+from kdirect.broker.state_topic import FOR_EVER
 from kdirect.broker.topics import OFFSETS_TOPIC
 from kdirect.format import protocol as p
 from kdirect.format.error_codes import ErrorCode as E
@@ -21,7 +21,7 @@ from kdirect.format.schema import build
 from kdirect.model import TopicPartition
 from tests.broker.conftest import Raw
 from tests.members.wire import ask, create, partition_row
-from tests.support import wait_until
+from tests.support import alter_topic, wait_until
 
 COORDINATORS = 3  # partitions of the topic of committed offsets
 GROUPS = [f"group-{i}" for i in range(8)]
@@ -214,42 +214,77 @@ def test_offsets_in_a_deleted_topic_are_forgotten_wherever_its_replicas_were(
         assert committed(three[node - 1], group, kept) == (E.NONE, 5)
 
 
-def test_a_rewritten_log_of_groups_is_the_same_on_all_replicas(
-    brokers: Any, monkeypatch: Any
-) -> None:
-    monkeypatch.setattr(state_topic, "REWRITE_RECORDS", 100)
-    ours = brokers(3)
-    assert create(ours[0], "t", partitions=1, factor=3).error_code == 0
-    tp, log = TopicPartition("t", 0), TopicPartition(OFFSETS_TOPIC, 0)
-    node = coordinator_of(ours[0], "g0")
-    until_done(lambda: commit(ours[node - 1], "g0", tp, 1), "it was committed")
-    connection = Raw(ours[node - 1].bootstrap_servers, timeout_s=30)
-    for offset in range(400):
+SOON = {"log_cleaner_backoff_ms": 20, "log_cleaner_min_cleanable_ratio": 0.1}
+LOG = TopicPartition(OFFSETS_TOPIC, 0)
+
+
+def commit_many(broker: Any, tp: TopicPartition, offsets: range) -> None:
+    """Each offset for one of five groups."""
+    connection = Raw(broker.bootstrap_servers, timeout_s=30)
+    for offset in offsets:
         answer = connection.call(commit_request(f"g{offset % 5}", tp, offset), 8)
         assert answer.topics[0].partitions[0].error_code == E.NONE
     connection.close()
-    copies = [broker.server.logs.partitions[log] for broker in ours]
-    led = copies[node - 1]
-    wait_until(lambda: led.log_end_offset - led.log_start_offset < 200, "it was rewritten")
+
+
+def test_every_replica_compacts_the_log_of_groups_and_any_of_them_has_all(brokers: Any) -> None:
+    """Each broker compacts its own copy, and none of them waits for another; whoever is elected
+    loads what all have committed."""
+    ours = brokers(3, **SOON)
+    assert create(ours[0], "t", partitions=1, factor=3).error_code == 0
+    tp = TopicPartition("t", 0)
+    node = coordinator_of(ours[0], "g0")
+    until_done(lambda: commit(ours[node - 1], "g0", tp, 1), "it was committed")
+    alter_topic(ours[0].bootstrap_servers, OFFSETS_TOPIC, segment_bytes=16384)
+    commit_many(ours[node - 1], tp, range(1000))
+    copies = [broker.server.logs.partitions[LOG] for broker in ours]
     wait_until(
-        lambda: (
-            len({c.log_end_offset for c in copies}) == 1
-            and len({c.log_start_offset for c in copies}) == 1
-        ),
-        "the copies followed",
-        timeout_s=5,  # the leader looks only after half of replica.lag.time.max.ms, 15 s
+        lambda: all(c.dense_from > 500 and c.size < 40_000 for c in copies),
+        lambda: f"all were compacted: {[(c.dense_from, c.size) for c in copies]}",
     )
-    assert led.log_start_offset > 100
-    assert len({tuple(s.base_offset for s in c.segments) for c in copies}) == 1
-    wait_until(lambda: len({c.high_watermark for c in copies}) == 1, "all may read it")
-    contents = {b"".join(c.read(led.log_start_offset, 1 << 20)) for c in copies}
-    assert len(contents) == 1, "the copies hold the same bytes"
+    assert {c.log_start_offset for c in copies} == {0}
+    gone = {node}
     ours[node - 1].stop()
-    other = ours[node % 3]
-    wait_until(lambda: coordinator_of(other, "g0") != node, "another one coordinates")
-    new = ours[coordinator_of(other, "g0") - 1]
-    until_done(lambda: committed(new, "g0", tp)[0], "the groups were loaded")
-    assert [committed(new, f"g{i}", tp) for i in range(5)] == [(E.NONE, 395 + i) for i in range(5)]
+    for last in (1000, 2000):
+        left = [b for place, b in enumerate(ours, 1) if place not in gone]
+        wait_until(lambda b=left[0]: coordinator_of(b, "g0") not in gone, "another one coordinates")
+        new = ours[coordinator_of(left[0], "g0") - 1]
+        until_done(lambda b=new: committed(b, "g0", tp)[0], "the groups were loaded")
+        expected = [(E.NONE, last - 5 + i) for i in range(5)]
+        assert [committed(new, f"g{i}", tp) for i in range(5)] == expected
+        if len(gone) == 1:
+            commit_many(new, tp, range(1000, 2000))
+            copies = [b.server.logs.partitions[LOG] for b in left]
+            wait_until(lambda c=copies: all(x.dense_from > 1500 for x in c), "both go on")
+            gone.add(ours.index(new) + 1)
+            new.stop()
+
+
+def test_the_log_of_groups_of_an_older_cluster_becomes_a_compacted_one(brokers: Any) -> None:
+    ours = brokers(2, **SOON)
+    servers = ours[0].bootstrap_servers
+    assert create(ours[0], "t", partitions=1, factor=2).error_code == 0
+    tp = TopicPartition("t", 0)
+    node = coordinator_of(ours[0], "g0")
+    until_done(lambda: commit(ours[node - 1], "g0", tp, 1), "it was committed")
+    old = {**FOR_EVER, "segment.bytes": str(4 << 20), "flush.ms": "60000"}
+    alter_topic(servers, OFFSETS_TOPIC, **old)
+    copies = [broker.server.logs.partitions[LOG] for broker in ours]
+    wait_until(lambda: all(c.config.deletes for c in copies), "they have the old properties")
+    commit_many(ours[node - 1], tp, range(2, 100))
+    other = ours[2 - node]
+    ours[node - 1].stop()
+    wait_until(lambda: coordinator_of(other, "g0") != node, "the other one coordinates")
+    copy = other.server.logs.partitions[LOG]
+    wait_until(lambda: copy.config.compacts and not copy.config.deletes, "it is compacted")
+    assert copy.config.overrides == {
+        "cleanup.policy": "compact",
+        "compression.type": "producer",
+        "flush.ms": "60000",
+        "segment.bytes": str(100 << 20),
+    }
+    until_done(lambda: committed(other, "g0", tp)[0], "the groups were loaded")
+    assert [committed(other, f"g{i}", tp) for i in range(5)] == [(E.NONE, 95 + i) for i in range(5)]
 
 
 # -- real processes, stock clients -----------------------------------------------------------------

@@ -79,6 +79,8 @@ def test_a_transaction_outlives_its_coordinator() -> None:
         resource = ConfigResource(ConfigResource.Type.TOPIC, "__transaction_state")
         described = admin.describe_configs([resource])[resource].result(20)
         assert described["min.insync.replicas"].value == "2"  # transaction.state.log.min.isr
+        assert described["cleanup.policy"].value == "compact"
+        assert described["compression.type"].value == "uncompressed"
         sent = []
         for turn in range(3):
             made.begin_transaction()

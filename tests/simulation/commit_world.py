@@ -38,6 +38,7 @@ from kdirect.format.group_records import CommittedOffset
 from kdirect.model import TopicPartition
 from kdirect.rdma.sim import Faults
 from kdirect.wire.channel import Channel
+from tests.log.compacted_logs import compact
 
 GROUP = "g"
 LOG = TopicPartition(OFFSETS_TOPIC, 0)
@@ -66,6 +67,7 @@ class History:
         self.attempts: dict[TopicPartition, dict[int, Attempt]] = {tp: {} for tp in PARTITIONS}
         self._last: dict[TopicPartition, tuple[int, int]] = {}  # the last look: offset, when
         self.looks = self.acknowledged = self.direct = self.unknown = self.refused = 0
+        self.cleaned = 0  # records that compaction has removed
         self._now = 0
 
     def now(self) -> int:
@@ -241,6 +243,17 @@ class CommitSimulation(Simulation):
             self.group.generation += 1
 
         self.change_group(change, lambda attempt: True)
+
+    def clean(self) -> None:
+        """The log of offsets is compacted, as by the threads for that."""
+
+        def happen() -> None:
+            partition = self.logs.partitions[LOG]
+            partition.roll()
+            done = compact(partition)
+            self.history.cleaned += done.records_read - done.records_kept
+
+        self.execute(happen)
 
     def fence(self, member: str) -> None:
         self.change_group(
@@ -446,7 +459,9 @@ def _events(simulation: CommitSimulation, members: list[Actor], chance: random.R
             simulation.stop_broker(chance.randint(1_000, 2_000_000))
         elif what < 0.86:
             simulation.restart_broker()
-        elif what < 0.88:
+        elif what < 0.92:
+            simulation.clean()
+        elif what < 0.94:
             alive = [actor for actor in members if not actor.done and not actor.killed]
             if len(alive) > 1:
                 simulation.kill(chance.choice(alive))

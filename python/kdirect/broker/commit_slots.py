@@ -353,8 +353,6 @@ class CommitSlots:
     def _take_news(self, cells: CommitSlot, commits: list[Any]) -> None:
         slot: Slot = cells.owner
         self.fold()
-        if not slot.ended:
-            self._store.look_after(slot.index)
         for order, error, entries in commits:
             self._commit(slot, order, error, entries)
 

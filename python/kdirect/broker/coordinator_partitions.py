@@ -72,7 +72,8 @@ class Owner(Protocol):
 
 class CoordinatorPartitions:
     """See the module.  `replication` is None where the broker is alone.  `create_topic()`: have the
-    controller create the topic; KdirectError."""
+    controller create the topic; `set_right()`: have it correct the topic's properties where they
+    are not as they have to be; KdirectError."""
 
     def __init__(
         self,
@@ -83,6 +84,7 @@ class CoordinatorPartitions:
         *,
         replication: StateReplication | None = None,
         create_topic: Callable[[], Coroutine[Any, Any, Any]] | None = None,
+        set_right: Callable[[], Coroutine[Any, Any, None]] | None = None,
     ) -> None:
         self._topic = topic
         self._store = store
@@ -90,6 +92,8 @@ class CoordinatorPartitions:
         self._on_thread = on_thread
         self._replication = replication
         self._create_topic = create_topic
+        self._set_right = set_right
+        self._correction: asyncio.Future[None] | None = None
         self._states: dict[int, CoordinatorPartition] = {}
         self._logs: dict[int, Partition] = {}  # of those that this broker leads
         self._read: dict[int, Any] = {}  # what waits to be installed
@@ -138,6 +142,9 @@ class CoordinatorPartitions:
         if tp.topic == self._topic:
             self._logs[tp.partition] = partition
             self._step(tp.partition, coordinator_partition.Elected(epoch))
+            if self._set_right is not None and self._correction is None:
+                self._correction = asyncio.ensure_future(self._set_right())
+                self._correction.add_done_callback(self._corrected)
 
     def resigned(self, tp: TopicPartition, partition: Partition) -> None:
         """It leads a partition, of any topic, no longer."""
@@ -270,3 +277,9 @@ class CoordinatorPartitions:
         if failure and failure != self._failure:  # it is asked for again by every client
             log.warning("%s could not be created: %s", self._topic, failure)
         self._failure = failure
+
+    def _corrected(self, task: asyncio.Future[None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self._correction = None  # the next election tries again
+            log.warning("the properties of %s could not be corrected: %s", self._topic, error)

@@ -134,8 +134,9 @@ class GroupHandlers:
         on_thread, replicas = services.files.for_partition, services.replicas
         if replicas is None:
             return CoordinatorPartitions(OFFSETS_TOPIC, services.offsets, self, on_thread)
-        replication = StateReplication(replicas, on_thread, services.flusher.begin)
+        replication = StateReplication(replicas, services.flusher.begin)
         services.offsets.join_cluster(replication)
+        topics: Any = services.topics  # of a member
         partitions = CoordinatorPartitions(
             OFFSETS_TOPIC,
             services.offsets,
@@ -143,6 +144,7 @@ class GroupHandlers:
             on_thread,
             replication=replication,
             create_topic=self._create_topic,
+            set_right=partial(topics.set_right, OFFSETS_TOPIC, services.offsets.topic_configs),
         )
         replicas.on_lead.append(partitions.elected)
         replicas.on_resign.append(partitions.resigned)

@@ -34,6 +34,7 @@ from kdirect.broker.flusher import Flusher
 from kdirect.broker.metadata_appends import MetadataAppends
 from kdirect.broker.metadata_calls import MetadataCalls
 from kdirect.broker.metadata_reader import MetadataReader
+from kdirect.broker.metadata_rewriting import REWRITE_FACTOR, REWRITE_RECORDS
 from kdirect.broker.metadata_writer import MetadataWriter
 from kdirect.broker.remote_metadata import (
     SEGMENT_BYTES,
@@ -42,7 +43,7 @@ from kdirect.broker.remote_metadata import (
 )
 from kdirect.broker.remote_storage import RemoteStorage
 from kdirect.broker.scheduler import soon
-from kdirect.broker.state_topic import FOR_EVER, REWRITE_FACTOR, REWRITE_RECORDS
+from kdirect.broker.state_topic import FOR_EVER
 from kdirect.broker.topics import REMOTE_METADATA_TOPIC, Topic
 from kdirect.cluster import paths
 from kdirect.errors import ClosedError, KdirectError, OffsetNotAvailableError, TimedOutError

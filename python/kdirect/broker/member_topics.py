@@ -17,10 +17,11 @@ from typing import Any, NoReturn
 from kdirect.broker.cluster_view import ClusterView
 from kdirect.broker.picture import Picture
 from kdirect.broker.services import Membership, Replicas
+from kdirect.broker.state_topic import due_configs
 from kdirect.broker.topics import Registry, Topic
 from kdirect.cluster.codes import Code, Outcome
 from kdirect.cluster.image import Topic as StoredTopic
-from kdirect.cluster.requests import CreateTopic
+from kdirect.cluster.requests import AlterConfig, ConfigOf, CreateTopic
 from kdirect.errors import (
     ConfigError,
     KdirectError,
@@ -158,6 +159,19 @@ class MemberTopics(Registry):
         if topic is None:
             raise TimedOutError(f"topic {name} is being deleted", hint="try again in a moment")
         return topic
+
+    async def set_right(self, name: str, own: Mapping[str, str]) -> None:
+        """Have the controller give a topic that brokers keep, and would create with its `own`
+        properties, what it needs of them (`kdirect.broker.state_topic.due_configs`): an older
+        broker may have created it.  KdirectError."""
+        topic = None if self._picture is None else self._picture.metadata.topic(name)
+        due = None if topic is None else due_configs(topic.config, own)
+        if due is None or self._picture is None:
+            return
+        wanted = AlterConfig(None, ConfigOf.TOPIC, name, due, whole=True)
+        outcome = (await self._picture.ask(wanted, ASK_S)).outcome
+        if outcome.code != Code.NONE:
+            raise refusal(outcome)
 
     def _by_the_controller(self) -> NoReturn:
         raise NotControllerError(

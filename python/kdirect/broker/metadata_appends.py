@@ -48,8 +48,7 @@ class MetadataAppends:
         self._services = services
         self._replicas = services.replicas
         self._membership: Any = services.membership
-        files, flusher = services.files, services.flusher
-        self._replication = StateReplication(self._replicas, files.for_partition, flusher.begin)
+        self._replication = StateReplication(self._replicas, services.flusher.begin)
         self._locks: dict[int, asyncio.Lock] = {}  # held by appends, and by rewriting
         self._stopping: asyncio.Future[None] | None = None
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Set, Sized
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from kdirect.broker.appends import Appends
 from kdirect.broker.pending_offsets import PendingOffsets
 from kdirect.broker.state_replication import StateReplication
-from kdirect.broker.state_topic import DirectAppends, Row, StateTopic
+from kdirect.broker.state_topic import COMPACTED, DirectAppends, Row, StateTopic
 from kdirect.broker.topics import OFFSETS_TOPIC, Registry, Topic
 from kdirect.errors import KdirectError
 from kdirect.format import consumer_group_records as consumer_records
@@ -134,7 +134,11 @@ class OffsetStore:
             self,
             what="the offsets of consumer groups",
             partitions=config["offsets.topic.num.partitions"],
-            configs={"segment.bytes": str(config["offsets.topic.segment.bytes"])},
+            configs={
+                **COMPACTED,
+                "compression.type": "producer",
+                "segment.bytes": str(config["offsets.topic.segment.bytes"]),
+            },
             topics=topics,
             appends=appends,
             admin=admin,
@@ -236,29 +240,6 @@ class OffsetStore:
         """See `kdirect.broker.state_topic.Table`."""
         self._table.apply(key, value)
 
-    def live_rows(self, index: int) -> list[Row]:
-        """See `kdirect.broker.state_topic.Table`."""
-        rows: list[Row] = [
-            (records.group_key(group), records.group_value(record))
-            for group, record in self._groups.items()
-            if self.index_of(group) == index
-        ]
-        for group, offsets in self._offsets.items():
-            if self.index_of(group) == index:
-                rows += [
-                    (records.offset_key(group, tp.topic, tp.partition), records.offset_value(c))
-                    for tp, c in offsets.items()
-                ]
-        for group, kept in self._rows.items():
-            if self.index_of(group) == index:
-                rows += [(consumer_records.key(*row), value) for row, value in kept.items()]
-        return rows
-
-    def live_count(self) -> int:
-        """See `kdirect.broker.state_topic.Table`."""
-        tables: tuple[Mapping[str, Sized], ...] = (self._offsets, self._rows)
-        return len(self._groups) + sum(len(rows) for table in tables for rows in table.values())
-
     def forget_partition(self, index: int) -> None:
         """See `kdirect.broker.state_topic.Table`."""
         self._unstable.forget(self._is_in(index))
@@ -267,10 +248,6 @@ class OffsetStore:
         for table in (self._groups, self._offsets, self._rows):
             for group in [name for name in table if self.index_of(name) == index]:
                 del table[group]  # type: ignore[attr-defined]
-
-    def may_rewrite(self, index: int) -> bool:
-        """See `kdirect.broker.state_topic.Table`."""
-        return not self._unstable.any_in(self._is_in(index))
 
     # -- looking -----------------------------------------------------------------------------------
 
@@ -296,10 +273,6 @@ class OffsetStore:
         """This is in the log already."""
         self._unstable.superseded(group, (tp,))
         self._table.offsets.setdefault(group, {})[tp] = committed
-
-    def look_after(self, index: int) -> None:
-        """A partition has grown without the loop: rewrite it if it is worth it."""
-        self._state.look_after(index)
 
     def commit(
         self, group: str, offsets: Mapping[TopicPartition, CommittedOffset]
@@ -355,7 +328,7 @@ class OffsetStore:
                 self._sequences.pop((self.index_of(group), producer_id), None)
 
         index = partial(records.partition_of, group)
-        changed = self._state.change(index, rows, remember, encode, in_doubt=True)
+        changed = self._state.change(index, rows, remember, encode)
         changed.add_done_callback(look)
         return changed
 

@@ -81,10 +81,6 @@ class PendingOffsets:
             name for groups in self._found.values() for name, offsets in groups.items() if offsets
         }
 
-    def any_in(self, is_here: Callable[[str], bool]) -> bool:
-        """Is anything pending of the groups of which `is_here` says so?"""
-        return any(is_here(name) for groups in self._found.values() for name in groups)
-
     def forget(self, is_here: Callable[[str], bool]) -> None:
         """Another broker coordinates these groups."""
         for producer_id in list(self._found):

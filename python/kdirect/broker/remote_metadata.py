@@ -4,7 +4,7 @@ Owns: the topic and what its records say, partition by partition.  What they mea
 `kdirect.storage`'s: it is told of each record once the record is on disk, in the order of the
 topic, so that nothing is deleted on a promise that a power failure could take back.
 
-The topic is rewritten when most of it is dead (`kdirect.broker.state_topic`), so it grows with what
+The topic is rewritten when most of it is dead (`metadata_rewriting`), so it grows with what
 is in the store and not with the age of the broker.  A record that cannot be read (it comes from a
 newer kdirect, say) is left out, and the topic is not rewritten while it is there: nothing of it is
 lost.  Each start says once how many there are, and what is wrong with the first.
@@ -29,8 +29,9 @@ from typing import Any
 
 from kdirect.broker.appends import Appends
 from kdirect.broker.flusher import Flusher
+from kdirect.broker.metadata_rewriting import MetadataRewriting
 from kdirect.broker.scheduler import soon
-from kdirect.broker.state_topic import Row, StateTopic
+from kdirect.broker.state_topic import FOR_EVER, Row, StateTopic
 from kdirect.broker.topics import REMOTE_METADATA_TOPIC, Registry
 from kdirect.errors import FormatError, KdirectError
 from kdirect.format.remote_metadata import (
@@ -118,13 +119,11 @@ class RemoteMetadataTable:
                     yield from found.records()
 
     def live_rows(self, index: int) -> list[Row]:
+        """See `kdirect.broker.metadata_rewriting.Live`."""
         return [(record_key(record), pack_record(record)) for record in self.records(index)]
 
-    def may_rewrite(self, index: int) -> bool:
-        """See `kdirect.broker.state_topic.Table`."""
-        return True
-
     def live_count(self) -> int:
+        """See `kdirect.broker.metadata_rewriting.Live`."""
         if self.unreadable:
             return 1 << 62  # rewriting would lose what could not be read
         every = (*self.partitions.values(), *self.deleted.values())
@@ -165,11 +164,12 @@ class RemoteMetadata:
             self.table,
             what="the metadata of remote segments",
             partitions=partitions,
-            configs={"segment.bytes": str(SEGMENT_BYTES)},
+            configs={"segment.bytes": str(SEGMENT_BYTES), **FOR_EVER},
             topics=topics,
             appends=appends,
             admin=admin,
         )
+        self._rewriting = MetadataRewriting(self.table, appends)
         self._waiting: deque[tuple[Record, Done]] = deque()
         # Records that were appended, and are not on the disk for all that is known.
         self._untold: dict[Partition, list[Record]] = {}
@@ -186,6 +186,7 @@ class RemoteMetadata:
         count = self.table.topic_partitions = self._state.partition_count
         for index in range(count):
             self._state.load(index)
+            self._rewriting.at_start(self._state.partition(index))
         if self.table.unreadable:
             log.error(
                 "%d records of %s are left out, and the topic is not rewritten while they are"
@@ -252,6 +253,8 @@ class RemoteMetadata:
                 elif partition is not None:
                     self._untold.setdefault(partition, []).append(record)
                 done(on_disk)
+            for partition in flushed:
+                self._rewriting.soon(partition)
             self._retry_soon()
 
     async def _append(self, some: list[tuple[Record, Done]]) -> list[Partition | None]:

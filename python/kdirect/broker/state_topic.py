@@ -2,29 +2,29 @@
 partition.
 
 Law of the room: a `StateTopic` knows records with a key and a value, and not what they mean: that
-is its `Table`'s.  It owns the topic (created when it is first needed), the order of changes, which
-partitions are loaded, and the rewriting.
+is its `Table`'s.  It owns the topic (created when it is first needed), the order of changes, and
+which partitions are loaded.
 
-The log is not compacted in the background.  Instead the live rows of a partition are written again
-and everything before them is deleted, when it is loaded and whenever it has grown to several times
-what is live.  The new records are on disk before the old ones go, so a crash in between finds both,
-and the later ones win.
+How the log is kept from growing is the business of others.  The log cleaner compacts
+``__consumer_offsets`` and ``__transaction_state`` by their ``cleanup.policy``, as any topic
+(`kdirect.broker.cleaner`), also while a partition is loaded: a reader goes on in the segments that
+it has begun with.
 
     absent ---- load ----> loaded ---- unload ----> absent
 
 Only the broker that coordinates a partition has it loaded: `load` reads one partition into the
-table, `unload` takes its rows out again.  What is absent is neither changed nor rewritten: the rows
-in memory would not be those in the log.  A broker of a cluster, whose event loop serves meanwhile,
-loads in two steps: `read` on a thread, into whatever it is given, then `install` on the loop.
+table, `unload` takes its rows out again.  What is absent is not changed: the rows in memory would
+not be those in the log.  A broker of a cluster, whose event loop serves meanwhile, loads in two
+steps: `read` on a thread, into whatever it is given, then `install` on the loop.
 
 In a cluster a change counts, and is remembered, when it is committed: see
-`kdirect.broker.state_replication`, which also rewrites a partition that has replicas.
+`kdirect.broker.state_replication`.
 
 Called on the event loop.  What changes the table goes into the log first and into memory then, in
 one order: an append that waits for room (`kdirect.broker.appends`) holds back what is to be
-remembered with it, and so a later change can neither be overtaken nor read too early.  Creating the
-topic and rewriting a partition are done on threads; what comes meanwhile waits.  `load` is file
-work, too: before the broker serves, or on a thread while nobody uses that partition.
+remembered with it, and so a later change can neither be overtaken nor read too early.  The topic is
+created on a thread; what comes meanwhile waits.  `load` is file work, too: before the broker
+serves, or on a thread while nobody uses that partition.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from functools import partial
 from typing import Any, Protocol, TypeAlias
 
 from kdirect.broker.appends import Appends, PendingAppend, resolve
-from kdirect.broker.state_replication import REWRITE_BYTES, StateReplication
+from kdirect.broker.state_replication import StateReplication
 from kdirect.broker.topics import Registry, Topic
 from kdirect.errors import ClosedError, CorruptLogError, FormatError, KdirectError, LogError
-from kdirect.format.batch import encode_single_bytes, iterate_batches
+from kdirect.format.batch import any_transactional, encode_single_bytes, iterate_batches
 from kdirect.format.error_codes import error_kind
 from kdirect.format.transaction_records import marker_commits
 from kdirect.log.clock import now_ms
@@ -47,17 +47,19 @@ from kdirect.log.partition import Partition
 
 log = logging.getLogger("kdirect.broker.state")
 
-REWRITE_RECORDS = 10_000  # a partition with fewer superseded records is left alone
-REWRITE_FACTOR = 4
 APPEND_BYTES = 256 << 10  # of one append; all of it or nothing is kept
 READ_BYTES = 1 << 20
-# Whatever the broker's own cleanup policy is: the table is rewritten by its own rules.
+# Whatever the broker's own cleanup policy is.
+COMPACTED = {"cleanup.policy": "compact"}
+# Of a topic whose owner writes again what counts, and deletes the rest.
 FOR_EVER = {
     "retention.ms": "-1",
     "retention.bytes": "-1",
     "cleanup.policy": "delete",
     "compression.type": "producer",
 }
+# What older brokers have created compacted topics with.
+_OLD = {**FOR_EVER, "segment.bytes": str(4 << 20)}
 
 Row: TypeAlias = tuple[bytes, bytes | None]  # key, value; without a value: deleted
 Done: TypeAlias = Callable[[BaseException | None], None]
@@ -72,15 +74,6 @@ class Table(Protocol):
 
     def apply(self, key: bytes | None, value: bytes | None) -> None:
         """Take one record that was read back.  FormatError."""
-
-    def live_rows(self, index: int) -> list[Row]:
-        """The rows of one partition that count."""
-
-    def live_count(self) -> int:
-        """How many rows count, in all partitions."""
-
-    def may_rewrite(self, index: int) -> bool:
-        """Are the live rows all that counts of one partition?  Not while a transaction is open."""
 
     def forget_partition(self, index: int) -> None:
         """Take the rows of one partition out of memory."""
@@ -116,8 +109,9 @@ class Transactional(Protocol):
 
 class StateTopic:
     """See the module.  `partitions` and `configs` are those of a topic that has to be created;
-    `admin(work)` runs what changes topics; `what` names the rows in error messages.  `replication`
-    is None where the broker is alone."""
+    `admin(work)` runs what changes topics; `what` names the rows in error messages.  Where
+    `configs` have the topic compacted, the last record of a key says all of it.  `replication` is
+    None where the broker is alone."""
 
     replication: StateReplication | None = None
     direct: DirectAppends | None = None
@@ -138,7 +132,8 @@ class StateTopic:
         self._table = table
         self._what = what
         self._partitions = partitions
-        self.configs = {**configs, **FOR_EVER}  # of a topic that has to be created
+        self.configs = dict(configs)  # of a topic that has to be created
+        self._last_counts = COMPACTED.items() <= self.configs.items()
         self._topics = topics
         self._appends = appends
         self._admin = admin
@@ -202,9 +197,8 @@ class StateTopic:
             return False
         self._ready = True
         self._is_new = False
-        if not FOR_EVER.items() <= topic.configs.items():
-            # Copied from Kafka, whose cleaner keeps what is live; here retention would not.
-            self._topics.configure(topic, {**topic.configs, **FOR_EVER})
+        if (due := due_configs(topic.configs, self.configs)) is not None:
+            self._topics.configure(topic, due)
         return True
 
     def load(self, index: int, transactional: Transactional | None = None) -> None:
@@ -219,22 +213,17 @@ class StateTopic:
             self._table.forget_partition(index)
             raise
         self._remember_loaded(index)
-        if self._rewrite_worth_it(partition):
-            self._rewrite(partition, self._table.live_rows(index))
 
     def install(self, partition: Partition) -> None:
         """The table has taken what `read` has given of a partition: it may be changed from now on.
         On the event loop."""
         self._remember_loaded(partition.topic_partition.partition)
-        self._rewrite_soon(partition)
 
     def unload(self, index: int) -> None:
         """Take a partition out of the table: another broker coordinates it from now on.  A change
         that is under way fails, and is not remembered."""
         self._loaded.pop(index, None)
         self._table.forget_partition(index)
-        if self.replication is not None:
-            self.replication.end(index)
 
     def _remember_loaded(self, index: int) -> None:
         self._loadings += 1
@@ -252,15 +241,23 @@ class StateTopic:
         where it is given; stop early once nobody wants them.  File work.  CorruptLogError names a
         record that cannot be read."""
         offset = partition.log_start_offset
+        latest: dict[bytes | None, Any] = {}  # most records say what a later one says again
         while offset < partition.high_watermark and is_wanted():
             before = offset
             for data in self._buffers(partition, before):
-                if transactional is None:
-                    offset = self._take(partition, data, offset, apply)
-                else:
+                if transactional is not None and any_transactional(data):
+                    self._apply(partition, latest.values(), apply)
+                    latest.clear()
                     offset = self._take_batches(partition, data, offset, apply, transactional)
+                    continue
+                rows, offset = self._records(partition, data, offset)
+                if self._last_counts:
+                    latest.update((row.key, row) for row in rows)
+                else:
+                    self._apply(partition, rows, apply)
             if offset == before:
-                break  # Kafka's cleaner has left nothing more
+                break  # the cleaner has left nothing more
+        self._apply(partition, latest.values(), apply)
 
     def _buffers(self, partition: Partition, offset: int) -> Iterator[Any]:
         """The next bytes of a log."""
@@ -269,8 +266,8 @@ class StateTopic:
         except (FormatError, CorruptLogError) as e:
             raise self._unreadable(partition, offset, e.message) from e
 
-    def _take(self, partition: Partition, data: Any, offset: int, apply: Apply) -> int:
-        """Give the records of whole batches from `offset` on to `apply`; the offset after them."""
+    def _records(self, partition: Partition, data: Any, offset: int) -> tuple[list[Any], int]:
+        """The records of whole batches from `offset` on, and the offset after them."""
         # Not before it is needed: it brings Arrow.
         from kdirect.format.codec import decode_records
 
@@ -279,30 +276,25 @@ class StateTopic:
             rows, _, after = decode_records(data, tp.topic, tp.partition, offset)
         except (FormatError, CorruptLogError) as e:
             raise self._unreadable(partition, offset, e.message) from e
-        self._apply(partition, rows, apply)
-        return after
+        return rows, after
 
     def _take_batches(
         self, partition: Partition, data: Any, offset: int, apply: Apply, to: Transactional
     ) -> int:
-        """The same, batch by batch where some belong to transactions."""
-        batches = list(iterate_batches(data, check_crc=False))
-        if not any(batch.is_transactional for batch in batches):
-            return self._take(partition, data, offset, apply)
-        for batch in batches:
-            piece = bytes(memoryview(data)[batch.position : batch.position + batch.size])
-            if not batch.is_transactional:
-                offset = self._take(partition, piece, offset, apply)
-                continue
+        """Give records to `apply`, batch by batch where some belong to transactions; the offset
+        after them."""
+        for batch in iterate_batches(data, check_crc=False):
+            piece = memoryview(data)[batch.position : batch.position + batch.size]
             if not batch.is_control:
-                one = partial(to.pending, batch.producer_id)
-                offset = self._take(partition, piece, offset, one)
+                take = partial(to.pending, batch.producer_id) if batch.is_transactional else apply
+                rows, offset = self._records(partition, piece, offset)
+                self._apply(partition, rows, take)
                 continue
             offset = batch.next_offset
-            if batch.records_count == 0:  # the cleaner of Kafka has removed its marker
+            if batch.records_count == 0:  # the cleaner has removed its marker
                 continue
             try:
-                to.ended(batch.producer_id, marker_commits(piece))
+                to.ended(batch.producer_id, marker_commits(bytes(piece)))
             except FormatError as e:
                 raise self._unreadable(partition, batch.base_offset, str(e)) from e
         return offset
@@ -328,15 +320,12 @@ class StateTopic:
         rows: list[Row],
         remember: Callable[[], None],
         encode: Encode | None = None,
-        *,
-        in_doubt: bool = False,
     ) -> asyncio.Future[Partition | None]:
         """Append `rows` to the partition that `index_of(partition count)` names, then `remember`
         them; in a cluster, once they are committed.  The future's result is the partition, whose
         acknowledgements may still wait for the disk (`Partition.acknowledgements_wait`), or None
         when there is nothing to wait for.  It is done already unless something comes first.
         `encode` makes the batches, where they are not to be batches of one record each.
-        `in_doubt`: they count when their transaction is committed.
 
         LogError when the rows could not be appended, or the partition is absent or was taken away
         meanwhile; in a cluster NotLeaderError, NotEnoughReplicasError, TimedOutError, too.  Then
@@ -356,7 +345,7 @@ class StateTopic:
                 if not count:
                     raise self._not_loaded(self.name)
                 where = self.partition(index_of(count))
-                self._begin(where, rows, remember, future, encode, in_doubt)
+                self._begin(where, rows, remember, future, encode)
             except KdirectError as e:
                 resolve(future, None, e)
 
@@ -373,7 +362,6 @@ class StateTopic:
         remember: Callable[[], None],
         future: asyncio.Future[Partition | None],
         encode: Encode | None,
-        in_doubt: bool,
     ) -> None:
         """Append, and settle `future` in the end.  KdirectError: nothing was begun."""
         loading = self._loading_of(partition)
@@ -383,7 +371,6 @@ class StateTopic:
                 if error is None:
                     self._loading_of(partition, loading)  # it may have been unloaded meanwhile
                     remember()
-                    self._rewrite_soon(partition)
             except KdirectError as e:
                 error = e
             resolve(future, partition if self.replication is None else None, error)
@@ -391,9 +378,8 @@ class StateTopic:
         if self.replication is None:
             self._append(partition, rows, lambda end, error: settle(error), encode)
         else:
-            keys = [key for key, _ in rows]
-            change = self.replication.begin(partition, keys, settle, in_doubt=in_doubt)
-            self._append(partition, rows, change.appended, encode)
+            appended = self.replication.begin(partition, settle)
+            self._append(partition, rows, appended, encode)
 
     def _loading_of(self, partition: Partition, same: int | None = None) -> int:
         """The number of the present loading of a partition, which has to be `same`."""
@@ -421,28 +407,28 @@ class StateTopic:
         if self.direct is not None:
             then = self._paused(partition.topic_partition.partition, then)
         now = now_ms()
-        pieces = list(_pieces(rows, now) if encode is None else encode(rows, now))
+        batches = list(pieces(rows, now) if encode is None else encode(rows, now))
         failed: list[BaseException] = []
 
         def one(last: bool, result: Any, error: BaseException | None) -> None:
-            error = error or _failure(partition, result)
+            error = error or failure(partition, result)
             if error is not None:
                 failed.append(error)
             if last:
                 end = -1 if error is not None else result.last_offset + 1
                 then(end, failed[0] if failed else None)
 
-        for i, data in enumerate(pieces):
-            last = i + 1 == len(pieces)
+        for i, piece in enumerate(batches):
+            last = i + 1 == len(batches)
             try:
-                result = self._appends.append_nowait(partition, data, now)
+                result = self._appends.append_nowait(partition, piece, now)
             except Exception as e:
                 one(last, None, e)
                 continue
             if result is not None:
                 one(last, result, None)
             else:
-                self._appends.append_later(PendingAppend(partition, data, now, partial(one, last)))
+                self._appends.append_later(PendingAppend(partition, piece, now, partial(one, last)))
 
     def _paused(
         self, index: int, then: Callable[[int, BaseException | None], None]
@@ -460,88 +446,21 @@ class StateTopic:
 
         return told
 
-    # -- rewriting ---------------------------------------------------------------------------------
 
-    def look_after(self, index: int) -> None:
-        """Others have appended to a partition: rewrite it if that is worth it."""
-        if index in self._loaded:
-            self._rewrite_soon(self.partition(index))
-
-    def _rewrite_worth_it(self, partition: Partition) -> bool:
-        kept = partition.log_end_offset - partition.log_start_offset
-        if kept < REWRITE_RECORDS:
-            return False
-        if not self._table.may_rewrite(partition.topic_partition.partition):
-            return False
-        return kept >= REWRITE_RECORDS + REWRITE_FACTOR * self._table.live_count()
-
-    def _rewrite_soon(self, partition: Partition) -> None:
-        """Rewrite it on a thread if it is worth it, while nothing is appended: what is live is what
-        is in the log."""
-        tp = partition.topic_partition
-        if not self._rewrite_worth_it(partition):
-            return
-        if self.replication is not None:
-            if self.replication.may_rewrite(partition, REWRITE_RECORDS):
-                rows = self._table.live_rows(tp.partition)
-                self.replication.rewrite(
-                    partition, list(_chunks(rows, REWRITE_BYTES)), partial(self._append, partition)
-                )
-            return
-        if not self._appends.is_free(tp):
-            return
-        self._appends.hold(tp)
-        if self.direct is not None:
-            self.direct.pause(tp.partition)
-        rows = self._table.live_rows(tp.partition)
-
-        def done(result: None, error: BaseException | None) -> None:
-            if error is not None:
-                log.error("%s could not be rewritten", tp, exc_info=error)
-            if self.direct is not None:
-                self.direct.resume(tp.partition)
-            self._appends.release(tp)
-
-        self._appends.on_thread(partition, partial(self._rewrite, partition, rows), done)
-
-    def _rewrite(self, partition: Partition, rows: list[Row]) -> None:
-        """File work.  The new records are on disk before the old ones go."""
-        before = partition.log_end_offset - partition.log_start_offset
-        try:
-            partition.roll()
-            start = partition.log_end_offset
-            now = now_ms()
-            for data in _pieces(rows, now):
-                error = _failure(partition, partition.append(data, now))
-                if error is not None:
-                    raise error
-            partition.flush()
-            partition.delete_records(start)
-        except KdirectError as e:
-            log.warning(
-                "%s could not be rewritten, it stays as long as it is: %s",
-                partition.topic_partition,
-                e,
-            )
-            return
-        log.info("rewrote %s: %d records became %d", partition.topic_partition, before, len(rows))
+def due_configs(found: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str] | None:
+    """The properties that a topic is to have which has those `found`, and would be created with its
+    `own`; None: it may keep them.  It may not keep a cleanup policy that takes records which count,
+    as topics of older brokers have it, and those that are copied from Kafka without their
+    properties.  What somebody else has set of them stays."""
+    if own.get("cleanup.policy") != "compact":
+        return None if FOR_EVER.items() <= found.items() else {**found, **FOR_EVER}
+    if "compact" in (policy.strip() for policy in found.get("cleanup.policy", "").split(",")):
+        return None
+    kept = {n: text for n, text in found.items() if n != "cleanup.policy" and text != _OLD.get(n)}
+    return {**own, **kept}
 
 
-def _chunks(rows: list[Row], size: int) -> Iterator[list[Row]]:
-    """The rows in their order, in lists of some `size` bytes of keys and values."""
-    chunk: list[Row] = []
-    held = 0
-    for key, value in rows:
-        chunk.append((key, value))
-        held += len(key) + len(value or b"")
-        if held >= size:
-            yield chunk
-            chunk, held = [], 0
-    if chunk:
-        yield chunk
-
-
-def _pieces(rows: list[Row], now_ms: int) -> Iterator[bytes]:
+def pieces(rows: list[Row], now_ms: int) -> Iterator[bytes]:
     """Batches of one record each, as many together as one append takes."""
     batches: list[bytes] = []
     size = 0
@@ -556,7 +475,7 @@ def _pieces(rows: list[Row], now_ms: int) -> Iterator[bytes]:
         yield b"".join(batches)
 
 
-def _failure(partition: Partition, result: Any) -> LogError | None:
+def failure(partition: Partition, result: Any) -> LogError | None:
     if result is None or not result.error:
         return None
     what = f"append to {partition.topic_partition} failed: {error_kind(result.error).name}"

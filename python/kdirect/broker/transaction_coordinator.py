@@ -71,8 +71,9 @@ class TransactionCoordinator:
         on_thread, replicas = services.files.for_partition, services.replicas
         if replicas is None:
             return CoordinatorPartitions(TRANSACTIONS_TOPIC, store, self, on_thread)
-        replication = StateReplication(replicas, on_thread, services.flusher.begin)
+        replication = StateReplication(replicas, services.flusher.begin)
         store.join_cluster(replication)
+        topics: Any = services.topics  # of a member
         partitions = CoordinatorPartitions(
             TRANSACTIONS_TOPIC,
             store,
@@ -80,6 +81,7 @@ class TransactionCoordinator:
             on_thread,
             replication=replication,
             create_topic=self.create_topic,
+            set_right=partial(topics.set_right, TRANSACTIONS_TOPIC, store.own_configs),
         )
         replicas.on_lead.append(partitions.elected)
         replicas.on_resign.append(partitions.resigned)

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from kdirect.broker.appends import Appends
 from kdirect.broker.state_replication import StateReplication
-from kdirect.broker.state_topic import Row, StateTopic
+from kdirect.broker.state_topic import COMPACTED, Row, StateTopic
 from kdirect.broker.topics import TRANSACTIONS_TOPIC, Registry, Topic
 from kdirect.format import transaction_records as records
 from kdirect.format.group_records import partition_of
@@ -66,7 +66,12 @@ class TransactionStore:
             self,
             what="the states of transactions",
             partitions=config["transaction.state.log.num.partitions"],
-            configs={"segment.bytes": str(config["transaction.state.log.segment.bytes"])},
+            configs={
+                **COMPACTED,
+                "compression.type": "uncompressed",
+                "segment.bytes": str(config["transaction.state.log.segment.bytes"]),
+                "unclean.leader.election.enable": "false",
+            },
             topics=topics,
             appends=appends,
             admin=admin,
@@ -80,9 +85,14 @@ class TransactionStore:
         self._state.replication = replication
 
     @property
+    def own_configs(self) -> Mapping[str, str]:
+        """Those of them that do not depend on the cluster."""
+        return self._state.configs
+
+    @property
     def topic_configs(self) -> Mapping[str, str]:
         """Properties of the topic, for whoever creates it in a cluster."""
-        return {**self._state.configs, "min.insync.replicas": str(self._min_in_sync)}
+        return {**self.own_configs, "min.insync.replicas": str(self._min_in_sync)}
 
     def create_topic(self) -> Topic:
         """``__transaction_state``, created when it is first asked for.  File work."""
@@ -138,22 +148,6 @@ class TransactionStore:
     def apply(self, key: bytes | None, value: bytes | None) -> None:
         """See `kdirect.broker.state_topic.Table`."""
         self._table.apply(key, value)
-
-    def live_rows(self, index: int) -> list[Row]:
-        """See `kdirect.broker.state_topic.Table`."""
-        return [
-            (records.transaction_key(name), records.transaction_value(record))
-            for name, record in self._table.records.items()
-            if self.index_of(name) == index
-        ]
-
-    def live_count(self) -> int:
-        """See `kdirect.broker.state_topic.Table`."""
-        return len(self._table.records)
-
-    def may_rewrite(self, index: int) -> bool:
-        """See `kdirect.broker.state_topic.Table`."""
-        return True
 
     def forget_partition(self, index: int) -> None:
         """See `kdirect.broker.state_topic.Table`."""

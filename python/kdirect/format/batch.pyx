@@ -435,6 +435,25 @@ def iterate_batches(data, *, bint check_crc=True):
         position += info.size
 
 
+def any_transactional(data):
+    """Is one of the whole batches in `data` of a transaction, or a marker of one?  Where a batch
+    is broken, the answer is for those before it."""
+    cdef Py_ssize_t position = 0
+    cdef const uint8_t[::1] view = memoryview(data).cast("B")
+    cdef Py_ssize_t n = view.shape[0]
+    cdef batch_info info
+    cdef bint found = False
+    with nogil:
+        while position < n and not found:
+            if parse_batch_header(&view[position], n - position, &info) != BATCH_OK:
+                break
+            if info.size > <size_t>(n - position):
+                break
+            found = (info.attributes & ATTRIBUTE_TRANSACTIONAL) != 0
+            position += info.size
+    return found
+
+
 def stamp(data, int64_t base_offset, int32_t leader_epoch, log_append_time=None):
     """Stamp the batch at the start of the writable buffer `data`, as a commit does; for tools and
     tests."""
