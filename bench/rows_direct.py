@@ -29,7 +29,10 @@ def broker_process(**properties: Any) -> Iterator[tuple[str, int]]:
     """A broker in a process of its own with its log on tmpfs; yields (host:port, pid)."""
     base = "/dev/shm" if Path("/dev/shm").is_dir() else None
     with tempfile.TemporaryDirectory(prefix="kdirect-bench-", dir=base) as directory:
-        properties = {"listeners": "127.0.0.1:0", **properties}
+        # What one row has deleted takes no memory from the next one.
+        properties = {
+            "listeners": "127.0.0.1:0", "log.segment.delete.delay.ms": 0, **properties
+        }  # fmt: skip
         sets = [x for k, v in properties.items() for x in ("--set", f"{k.replace('_', '.')}={v}")]
         process = subprocess.Popen(
             [sys.executable, "-m", "kdirect.cli", "broker", "--log-dirs", directory, *sets],

@@ -18,6 +18,7 @@ from kdirect.remote_options import (
     REMOTE_CLIENT_ROWS,
     REMOTE_TOPIC_ROWS,
 )
+from kdirect.sasl_options import SASL_BROKER_ROWS
 from kdirect.spark_options import SPARK_ROWS
 from kdirect.state_options import ENGINE_ROWS
 from kdirect.transaction_options import TRANSACTION_BROKER_ROWS
@@ -374,6 +375,8 @@ BROKER = Options("Broker properties", (
     *TRANSACTION_BROKER_ROWS,
     # tiered storage
     *REMOTE_BROKER_ROWS,
+    # SASL
+    *SASL_BROKER_ROWS,
 ))
 
 # Every topic property of Kafka 4.1, by its name.  A default of None means the broker's property of

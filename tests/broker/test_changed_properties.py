@@ -143,6 +143,31 @@ def test_what_cannot_be_is_refused_and_changes_nothing(broker, raw, tmp_path):
     assert described(connection, BROKER, "1") == before
 
 
+def test_what_concerns_sasl_logins_is_kept_and_shown(tmp_path, raw):
+    """As by a Kafka whose listeners are all PLAINTEXT, though nothing asks for it; librdkafka's
+    tests set such a property of a broker."""
+    name = "sasl.kerberos.min.time.before.relogin"
+    resource = ConfigResource(ResourceType.BROKER, "1", set_config={name: "58000"})
+    with kdirect.Broker(log_dirs=tmp_path) as b:
+        admin = AdminClient({"bootstrap.servers": b.bootstrap_servers, "log_level": 0})
+        connection = raw(b.bootstrap_servers)
+        assert described(connection, BROKER, "1")[name] == ("60000", DEFAULT)
+        admin.alter_configs([resource])[resource].result(10)
+        assert described(connection, BROKER, "1")[name] == ("58000", DYNAMIC)
+        for whose, value in (("", "59000"), ("1", "soon")):
+            assert alter(connection, BROKER, whose, (name, value)) == 42
+        assert alter(connection, BROKER, "1", ("sasl.enabled.mechanisms", "PLAIN")) == 42
+        del admin
+    with kdirect.Broker(log_dirs=tmp_path) as b:
+        connection = raw(b.bootstrap_servers)
+        assert described(connection, BROKER, "1")[name] == ("58000", DYNAMIC)
+        assert alter(connection, BROKER, "1", (name, None)) == 0
+        assert described(connection, BROKER, "1")[name] == ("60000", DEFAULT)
+    with kdirect.Broker(log_dirs=tmp_path, properties={name: "1"}) as b:
+        assert described(raw(b.bootstrap_servers), BROKER, "1")[name] == ("1", FILE)
+        assert b.server.config.ignored == (name,), "and a warning names it"
+
+
 def test_groups_and_subscriptions_keep_their_properties(tmp_path, raw):
     with kdirect.Broker(log_dirs=tmp_path) as b:
         connection = raw(b.bootstrap_servers)

@@ -398,7 +398,7 @@ def test_a_file_that_cannot_become_the_head_goes_after_the_key_to_it(broker, mon
 
 
 def test_deleting_the_topic_while_the_next_file_is_granted(served, endless):
-    session, broker = served()
+    session, broker = served(log_segment_delete_delay_ms=0)
     child = endless(broker.bootstrap_servers)
     while int(child.stdout.readline().split()[1]) < 2:
         pass

@@ -192,6 +192,10 @@ def test_properties_of_all_kinds_are_the_clusters(brokers: Any) -> None:
     wait_until(lambda: retention(ours[1]) == 7000, "its own goes before that of all")
     assert retention(ours[0]) == 6000
     assert code(alter(ours[0], 4, "1", log_segment_bytes=1)) is E.INVALID_REQUEST
+    assert code(alter(ours[0], 4, "", sasl_kerberos_kinit_cmd="/x")) is E.INVALID_REQUEST
+    assert code(alter(ours[0], 4, "2", sasl_kerberos_kinit_cmd="/x")) is E.NONE
+    kinit = "sasl.kerberos.kinit.cmd"
+    wait_until(lambda: described(ours[1], 4, "2")[kinit] == "/x", "the broker keeps it")
     assert code(alter(ours[0], 32, group, consumer_session_timeout_ms=50_000)) is E.NONE
     assert code(alter(ours[0], 32, group, consumer_session_timeout_ms=1)) is E.INVALID_CONFIG
     assert code(alter(ours[0], 32, "", consumer_session_timeout_ms=50_000)) is E.INVALID_REQUEST

@@ -18,7 +18,7 @@ EVERYONE = {"errors", "lazy_names", "model", "option_table", "options", "metrics
 # Rows of `options` and `metrics`.
 EVERYONE |= {"remote_options", "spark_options", "state_options", "remote_metrics", "state_metrics"}
 EVERYONE |= {"failpoints", "blocks", "huge_pages", "sticky_assignment"}
-EVERYONE |= {"transaction_options", "cleaner_options", "cleaner_metrics"}
+EVERYONE |= {"transaction_options", "cleaner_options", "cleaner_metrics", "sasl_options"}
 ARROWS = {
     "format": set(),
     "rdma": set(),

@@ -22,13 +22,14 @@ from kdirect.errors import ConfigError, CorruptLogError, LogError
 from kdirect.log.checkpoint import replace_file
 from kdirect.option_table import Options
 from kdirect.options import BROKER, CLIENT_METRICS, DYNAMIC_LOG, GROUP
+from kdirect.sasl_options import DYNAMIC_SASL
 
 log = logging.getLogger("kdirect.broker")
 
 PROPERTIES_FILE = "properties.json"
 ALL_BROKERS = ""
 _THROTTLES = frozenset(("leader.replication.throttled.rate", "follower.replication.throttled.rate"))
-DYNAMIC = DYNAMIC_LOG | _THROTTLES
+DYNAMIC = DYNAMIC_LOG | DYNAMIC_SASL | _THROTTLES
 
 
 class Kind(enum.Enum):
@@ -108,10 +109,15 @@ class ChangedProperties:
 
 
 def checked(
-    kind: Kind, properties: Properties, broker: Mapping[str, Any] | None = None
+    kind: Kind,
+    properties: Properties,
+    broker: Mapping[str, Any] | None = None,
+    *,
+    name: str | None = None,
 ) -> dict[str, str]:
     """Properties by their own names.  ConfigError for one that is unknown, cannot change, or has a
-    bad value; `broker`: the values of the broker's options, which limit those of groups."""
+    bad value; `broker`: the values of the broker's options, which limit those of groups; `name`: of
+    the resource, where a property may be one of single brokers only."""
     out = {}
     for given, text in properties.items():
         row = TABLES[kind].find(given)
@@ -121,6 +127,11 @@ def checked(
                 hint="set it in its properties file and restart it",
             )
         row.parse(text)
+        if kind is Kind.BROKER and name == ALL_BROKERS and row.name in DYNAMIC_SASL:
+            raise ConfigError(
+                f"the broker's property {row.name} is one of single brokers",
+                hint="set it for each of them by its node id, not for all at once",
+            )
         out[row.name] = text
     if kind is Kind.GROUP and broker is not None:
         _check_group(out, broker)

@@ -166,7 +166,8 @@ def _unescape(text: str) -> str:
 class BrokerConfig(Mapping[str, Any]):
     """Checked values of all rows of the BROKER table, by row name.
 
-    `given` are the names that were set; `ignored` are names of Kafka's that mean nothing here.
+    `given` are the names that were set; `ignored` are names of Kafka's that mean nothing here, or
+    whose values are shown and have no effect.
     """
 
     def __init__(self, properties: Mapping[str, Any]) -> None:
@@ -175,7 +176,7 @@ class BrokerConfig(Mapping[str, Any]):
         for name, value in properties.items():
             if name in IGNORED or name.startswith(("ssl.", "sasl.", "listener.name.", "metric.")):
                 ignored.append(name)
-            else:
+            if name not in ignored or BROKER.knows(name):
                 row = BROKER.find(name)
                 if row.name in known and name != row.name:
                     continue  # the proper name goes before its aliases

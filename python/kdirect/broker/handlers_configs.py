@@ -81,6 +81,8 @@ _KAFKAS_TYPES = {
     "offsets.topic.replication.factor": _SHORT,
     "producer.id.expiration.ms": _INT,
     "remote.fetch.max.wait.ms": _INT,
+    "sasl.login.refresh.buffer.seconds": _SHORT,
+    "sasl.login.refresh.min.period.seconds": _SHORT,
     "transaction.abort.timed.out.transaction.cleanup.interval.ms": _INT,
     "transaction.remove.expired.transaction.cleanup.interval.ms": _INT,
     "transaction.state.log.replication.factor": _SHORT,
@@ -368,7 +370,7 @@ class ConfigHandlers:
 
     def _change_other(self, kind: Kind, r: Any, change: Change, validate_only: bool) -> None:
         name = r.resource_name
-        wanted = checked(kind, change(self._changed.of(kind, name), r), self._config)
+        wanted = checked(kind, change(self._changed.of(kind, name), r), self._config, name=name)
         values = None
         if kind is Kind.BROKER:
             found = {w: self.dynamic(w) for w in (ALL_BROKERS, self._broker_name)}

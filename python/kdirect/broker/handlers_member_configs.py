@@ -145,7 +145,7 @@ class MemberConfigHandlers(ConfigHandlers):
     def _of_other(self, r: Any, whole: bool) -> AlterConfig:
         kind, name = KIND_OF[r.resource_type], r.resource_name
         own = self._properties.of(kind, name)
-        configs = checked(kind, _after(own, r, TABLES[kind], whole), self._config)
+        configs = checked(kind, _after(own, r, TABLES[kind], whole), self._config, name=name)
         if kind is Kind.BROKER:
             self._check_broker(name, configs)
         asked = configs if whole else _named(configs, r, TABLES[kind])
