@@ -29,6 +29,15 @@ class IdleMappings:
         self._lock = threading.RLock()
         self._segments: OrderedDict[int, Mapped] = OrderedDict()
 
+    def add_nowait(self, segment: Mapped) -> bool:
+        """`add`, if no other one has to go for it; else False."""
+        with self._lock:
+            if len(self._segments) >= self._limit and id(segment) not in self._segments:
+                return False
+            self._segments[id(segment)] = segment
+            self._segments.move_to_end(id(segment))
+            return True
+
     def add(self, segment: Mapped) -> None:
         evicted = []
         with self._lock:

@@ -347,7 +347,10 @@ class Partition(LogAgreement):
             if not self._is_readable(what, bases[0]):
                 return []
             try:
-                out = reading.read(what, sources[bisect_right(bases, offset) - 1 :])
+                found = sources[bisect_right(bases, offset) - 1 :]
+                out = reading.read(what, found)
+                if out and fault_in:
+                    found[0].map_indexes()  # the next one may be a `read_nowait`
             except (ClosedError, CorruptLogError):
                 # Retention deleted the segment after we looked, or the log was cut: look again,
                 # unless we are closed ourselves.

@@ -304,14 +304,16 @@ class Segment:
             self._shorten()
 
     def release_nowait(self) -> bool:
-        """`release`, unless it is the last one, which may unmap or cut the file, or another thread
-        has the segment's lock.  Then False, and nothing has changed: call `release` on a thread
-        that may wait."""
+        """`release`, unless that unmaps or cuts a file, or another thread has the segment's lock.
+        Then False, and nothing has changed: call `release` on a thread that may wait."""
         if not self._lock.acquire(blocking=False):
             return False
         try:
-            if self._references < 2:
-                return False
+            if self._references < 2 and not self.is_head:
+                ended = self.deleted or self._superseded or self._closed
+                longer = self.sealed and self.file_length > self._size
+                if ended or longer or not _idle.add_nowait(self):
+                    return False
             self._references -= 1
             return True
         finally:

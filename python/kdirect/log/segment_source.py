@@ -73,6 +73,9 @@ class SegmentSource(Protocol):
         with `at_least_one`, the first one however long it is.  None when there is none.
         CorruptLogError for a first batch that does not continue the log (`known`)."""
 
+    def map_indexes(self) -> None:
+        """Do what `hold_nowait` does not, so that it holds while the segment stays mapped."""
+
     def hold_nowait(self, offset: int, length: int, stop: int, *, release: Release | None) -> bool:
         """Keep it readable until `end_hold`, if the bytes that `read` would touch are in memory and
         nobody is to be waited for; else False, and nothing has changed."""
@@ -145,6 +148,13 @@ class LocalSource:
         finally:
             if owned:
                 segment.release()
+
+    def map_indexes(self) -> None:
+        segment = self.segment.acquire()
+        try:
+            segment.index_entries()
+        finally:
+            segment.release()
 
     def hold_nowait(self, offset: int, length: int, stop: int, *, release: Release | None) -> bool:
         if not self.segment.acquire_nowait():
