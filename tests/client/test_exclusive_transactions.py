@@ -15,6 +15,7 @@ import pytest
 
 import kdirect
 from kdirect import AccessDeniedError, ProducerFencedError, TopicPartition
+from kdirect.broker import head_driver
 from kdirect.client.direct_append import DirectAppender
 from kdirect.client.transaction_entry import EntryAnswer
 from kdirect.errors import ProtocolError
@@ -173,6 +174,52 @@ def test_markers_of_other_producers_come_in_the_middle(broker, topic):
             expected["a"] += [f"a {i}-0", f"a {i}-1"]
     assert broker.statistics()["rdma_recalls"] >= len(others)
     check(broker, topic, expected)
+
+
+def log_end(broker, topic):
+    """The offset after the last record or marker of partition 0."""
+    with kdirect.Consumer({"bootstrap.servers": broker.bootstrap_servers}) as reader:
+        return reader.get_watermark_offsets(TopicPartition(topic, 0))[1]
+
+
+def test_a_grant_that_comes_late_is_entered(broker, topic, monkeypatch):
+    """A holder that is recalled asks for the next grant, does not wait for the answer, and enters
+    its transaction meanwhile.  What is granted then is the broker's to append to until the producer
+    has entered it, too: a marker and a batch would take the same place."""
+    monkeypatch.setattr(head_driver, "RECALL_CHECK_S", 10.0)  # the holder is waited for
+    grant_by = DirectAppender.grant_by
+    impatient = []
+
+    def no_time(appender, size, deadline):
+        if appender._asked is None and appender.writer.recalled:
+            impatient.append(appender.tp)
+            deadline = 0.0
+        return grant_by(appender, size, deadline)
+
+    monkeypatch.setattr(DirectAppender, "grant_by", no_time)
+    others = [by_tcp(broker, f"{topic}-{i}") for i in range(2)]
+    for i, other in enumerate(others):
+        other.begin_transaction()
+        other.produce(topic, f"b {i}", partition=0)
+        other.flush(20)
+    with ready(broker, f"{topic}-mine") as made:
+        made.begin_transaction()
+        made.produce(topic, "a 0", partition=0)
+        made.flush()
+        for i, other in enumerate(others):
+            recalls, end = broker.statistics()["rdma_recalls"], log_end(broker, topic)
+            other.commit_transaction(20)
+            wait_until(
+                lambda recalls=recalls, end=end: (
+                    broker.statistics()["rdma_recalls"] > recalls or log_end(broker, topic) > end
+                ),
+                60,
+            )
+            made.produce(topic, f"a {i + 1}", partition=0)
+            made.flush()
+        made.commit_transaction()
+    check(broker, topic, {"a": ["a 0", "a 1", "a 2"], "b": ["b 0", "b 1"]})
+    assert len(impatient) == 2
 
 
 def test_a_holder_is_fenced_in_the_middle(broker, topic):

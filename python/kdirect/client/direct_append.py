@@ -134,6 +134,7 @@ class DirectAppender:
         self._monotonic = environment.monotonic
         self._mode = mode
         self._asked: Pending | None = None  # the request for a file in place of the full one
+        self._asked_to_enter = False  # by which the broker may append there until it is entered
         self._passed_over = -1  # a file that was granted and is to be given back
         self._filling_since = 0.0  # when the present file was granted, or `ask_next` was called
         self._max_request_bytes = 0
@@ -303,7 +304,9 @@ class DirectAppender:
         if self._asked is None:
             if self.writer.recalled:
                 self._entered = -1  # a marker may be what it was recalled for
-            self._asked = self.channel.ask_produce_access(*self._wanted(min_bytes), **self._terms())
+            terms = self._terms()
+            self._asked = self.channel.ask_produce_access(*self._wanted(min_bytes), **terms)
+            self._asked_to_enter = terms["enters"]
             self.writer.finish_file()
         if not self._asked.wait(max(0.0, (deadline - self._monotonic()) * 1000)):
             raise TimedOutError(
@@ -317,6 +320,9 @@ class DirectAppender:
             self._passed_over = answer.file_id
             return
         self._passed_over = -1
+        if self._asked_to_enter:
+            # Whatever was entered while the answer was on its way, it was not this file.
+            self._entered = -1
         self._enter(answer)
 
     def _wanted(self, min_bytes: int) -> tuple[Any, ...]:
