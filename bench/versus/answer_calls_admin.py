@@ -227,6 +227,20 @@ CLUSTER = (
     Call("DescribeLogDirs", "one", {"topics": [{"topic": T, "partitions": [0]}]}),
     Call("DescribeLogDirs", "unknown", {"topics": [{"topic": "nope", "partitions": [0]}]}),
     Call("DescribeLogDirs", "none", {"topics": []}),
+    *(
+        Call(
+            "AlterReplicaLogDirs",
+            case,
+            {"dirs": [{"path": path, "topics": [{"name": topic, "partitions": [partition]}]}]},
+        )
+        for case, path, topic, partition in (
+            ("no such directory", "/nowhere", T, 0),
+            ("relative", "nowhere", T, 0),
+            ("unknown topic there", "/nowhere", "nope", 0),
+            ("too long a name", "/nowhere", "t" * 249, 0),
+        )
+    ),
+    Call("AlterReplicaLogDirs", "nothing", {"dirs": []}),
     Call("DescribeQuorum", "the metadata", _quorum("__cluster_metadata", 0)),
     Call("DescribeQuorum", "another topic", _quorum(T, 0)),
     Call("DescribeQuorum", "another partition", _quorum("__cluster_metadata", 1)),

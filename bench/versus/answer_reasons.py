@@ -35,7 +35,6 @@ REASONS: tuple[Reason, ...] = (
     *(
         Reason("ApiVersions", "*", f"api_keys[{key}]", f"`{name}`", why)
         for key, name, why in (
-            (34, "AlterReplicaLogDirs", "Partitions do not move between log directories."),
             (38, "CreateDelegationToken", "There are no delegation tokens."),
             (39, "RenewDelegationToken", "There are no delegation tokens."),
             (40, "ExpireDelegationToken", "There are no delegation tokens."),

@@ -76,6 +76,9 @@ METRICS: tuple[Metric, ...] = (
         "Files of deleted segments, and directories of deleted partitions, that stay on disk until "
         "log.segment.delete.delay.ms has passed.",
     ),
+    Metric("moves_under_way", "partitions", "log", "Partitions that move to another directory."),
+    Metric("moves_finished", "partitions", "log", "Moves between log directories that are done."),
+    Metric("moves_copied_bytes", "bytes", "log", "Bytes that were copied for such moves."),
     Metric("log_segments", "segments", "log", "Segments of all partitions."),
     Metric(
         "log_requests", "requests", "log", "Requests that the kernel committed, over TCP or RDMA."

@@ -306,6 +306,10 @@ BROKER = Options("Broker properties", (
            "How many bytes per second this broker takes from leaders while it is not in sync, for "
            "the partitions in follower.replication.throttled.replicas. May change at run time.",
            low=0),
+    Option("replica.alter.log.dirs.io.max.bytes.per.second", "long", (1 << 63) - 1,
+           "How many bytes per second are copied between the log directories of this broker, for "
+           "all partitions that are moved (AlterReplicaLogDirs); 0: none. May change at run time.",
+           low=0),
     Option("auto.leader.rebalance.enable", "bool", True,
            "Give leadership back to the preferred replicas, which are the first of each partition, "
            "when a broker leads too few of those that prefer it."),

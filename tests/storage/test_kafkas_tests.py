@@ -1,10 +1,9 @@
 """Kafka's own integration tests of tiered storage as a check list: which of ours proves what each
 of them proves (`OURS`), and those of ours that were missing.
 
-Two have no counterpart. ``AlterLogDirTest`` moves a replica from one log directory to another while
-the broker runs: there is no AlterReplicaLogDirs here. ``TransactionsWithTieredStoreTest`` runs
-Kafka's tests of transactions on a tiered topic: the broker has no transactions and refuses
-producers that ask for them, so a consumer that reads committed records only reads all of them.
+One has no counterpart. ``TransactionsWithTieredStoreTest`` runs Kafka's tests of transactions on a
+tiered topic: the broker has no transactions and refuses producers that ask for them, so a consumer
+that reads committed records only reads all of them.
 """
 
 from __future__ import annotations
@@ -19,9 +18,11 @@ from confluent_kafka.admin import NewPartitions, OffsetSpec
 
 from kdirect.log import checkpoint
 from kdirect.model import TopicPartition
+from tests.broker.conftest import Raw
+from tests.broker.test_moves import alter as alter_directory
 from tests.object_servers import Place
 from tests.storage.test_tier_deletion import alter
-from tests.storage.tiered_broker import TOPIC, TieredBroker, tiered_broker
+from tests.storage.tiered_broker import TOPIC, TP, TieredBroker, tiered_broker
 
 RECORDS = 700  # three segments, two of which are cold
 OURS = {
@@ -62,7 +63,7 @@ OURS = {
         "members.test_tiered_replicas:test_a_follower_that_was_away_starts_where_its_leader_begins",
     ),
     "ReassignReplicaMove": ("members.test_tiered_cluster:test_a_new_leader_goes_on",),
-    "AlterLogDir": (),
+    "AlterLogDir": ("storage.test_kafkas_tests:test_a_partition_moves_between_log_directories",),
     "TransactionsWithTieredStore": (),
 }
 
@@ -111,6 +112,30 @@ def test_a_topic_becomes_tiered_later(place: Place, tmp_path: Path) -> None:
         assert tiers.consume(0, RECORDS) == everything(0, RECORDS)
     with tiered_broker(place, tmp_path / "log") as tiers:
         assert tiers.consume(0, RECORDS) == everything(0, RECORDS)
+
+
+def test_a_partition_moves_between_log_directories(place: Place, tmp_path: Path) -> None:
+    """What is cold stays cold, the log starts where it did, and copying goes on."""
+    directories = [tmp_path / "a", tmp_path / "b"]
+    both = ",".join(map(str, directories))
+    with tiered_broker(place, directories[0], log_dirs=both) as tiers:
+        tiers.create()
+        tiers.produce(0, RECORDS)
+        tiers.settle()
+        for round_ in (1, 2):
+            produced = RECORDS * round_
+            (to,) = [d for d in directories if d != tiers.partition.directory.parent]
+            raw = Raw(tiers.address, timeout_s=30)
+            assert alter_directory(raw, to, TP) == 0
+            tiers.produce(produced, RECORDS)
+            tiers.wait(lambda to=to: tiers.partition.directory.parent == to, "it does not move")
+            raw.close()
+            tiers.settle()
+            assert tiers.partition.local_log_start_offset > 0 == tiers.partition.log_start_offset
+            assert tiers.consume(0, produced + RECORDS) == everything(0, produced + RECORDS)
+    with tiered_broker(place, directories[0], log_dirs=both) as tiers:
+        assert tiers.partition.log_start_offset == 0
+        assert tiers.consume(0, 3 * RECORDS) == everything(0, 3 * RECORDS)
 
 
 def test_a_topic_gets_more_partitions(place: Place, tmp_path: Path) -> None:

@@ -28,7 +28,13 @@ log = logging.getLogger("kdirect.broker")
 
 PROPERTIES_FILE = "properties.json"
 ALL_BROKERS = ""
-_THROTTLES = frozenset(("leader.replication.throttled.rate", "follower.replication.throttled.rate"))
+_THROTTLES = frozenset(
+    (
+        "leader.replication.throttled.rate",
+        "follower.replication.throttled.rate",
+        "replica.alter.log.dirs.io.max.bytes.per.second",
+    )
+)
 DYNAMIC = DYNAMIC_LOG | DYNAMIC_SASL | _THROTTLES
 
 

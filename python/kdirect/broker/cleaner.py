@@ -21,6 +21,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -70,9 +71,14 @@ class LogCleaner:
         ]
 
     def start(self) -> None:
-        """The logs are open: read the checkpoints, and begin."""
+        """The logs are open: read the checkpoints, and begin.  What one says of a log that was
+        moved to another directory is old."""
+        here: dict[Path, set[TopicPartition]] = defaultdict(set)
+        for tp, partition in list(self._logs.partitions.items()):
+            here[partition.directory.parent].add(tp)
         for directory in self._logs.usable_dirs:
-            self._cleaned_to.update(checkpoint.read_offsets(directory / CHECKPOINT))
+            found = checkpoint.read_offsets(directory / CHECKPOINT)
+            self._cleaned_to.update({tp: end for tp, end in found.items() if tp in here[directory]})
         for thread in self._threads:
             thread.start()
 
@@ -103,6 +109,7 @@ class LogCleaner:
         if chosen is None:
             return False
         partition, dirt = chosen
+        directory = partition.directory
         try:
             began = time.monotonic()
             done = Cleaning(partition, dirt, self._memory, self._time_ms(), self._throttle).run()
@@ -111,7 +118,8 @@ class LogCleaner:
             log.debug("compaction of %s ended: %s", partition.topic_partition, e)
             return not self._stopping.is_set() and self._is_here(partition)
         except (KdirectError, OSError) as e:
-            if partition.is_closed:  # its topic was deleted, with the files
+            # Its topic was deleted, or it was moved to another log directory: the files went.
+            if partition.is_closed or partition.directory != directory:
                 log.debug("compaction of %s ended: %s", partition.topic_partition, e)
             else:
                 self._failed(partition, e)
@@ -201,6 +209,12 @@ class LogCleaner:
             *(tp, done.end_offset, seconds, done.records_kept, done.records_read),
             *(done.bytes_written, done.bytes_read, done.segments_after, done.segments_before),
         )
+
+    def moved(self, partition: Partition) -> None:
+        """A log is in another directory now.  Any thread."""
+        with self._lock:
+            if partition.topic_partition in self._cleaned_to:
+                self._write(partition.directory.parent)
 
     def _write(self, directory: Path) -> None:
         """The checkpoint of one directory; without it the next start compacts more."""

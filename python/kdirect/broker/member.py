@@ -54,6 +54,7 @@ from kdirect.format import protocol as p
 from kdirect.log.manager import LogManager
 from kdirect.log.partition import Partition
 from kdirect.member.figures import Figures
+from kdirect.member.halting import HaltedReplicas
 from kdirect.member.identity import Kept
 from kdirect.member.membership import Membership
 from kdirect.member.peers import Peers
@@ -142,6 +143,9 @@ class Member:
                 )
             },
         )
+        self.halts = HaltedReplicas(
+            self._config["node.id"], self.replicas, lambda: self.membership.metadata
+        )
         return self.replicas
 
     def bind(
@@ -185,7 +189,7 @@ class Member:
             self.picture,
             admin=self._files.admin,
             made=lambda tp, partition: self.replicas.add(partition),
-            gone=self.replicas.remove,
+            gone=self.halts.gone,
             remove=remove,
             failed=self.replicas.failed,
         )
@@ -366,6 +370,8 @@ class Member:
         """The log directory of these has failed: others are to lead them."""
         assert self._local is not None
         self._local.let_go(partitions)
+        for tp in partitions:
+            self.halts.forget(tp)
         await self.replicas.fail(partitions)
 
     def statistics(self) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from kdirect.broker.closing import Ending
 from kdirect.broker.cluster_view import ClusterLayout, ClusterView
 from kdirect.broker.config import BrokerConfig, Listener, format_address
 from kdirect.broker.connection import Connection, ConnectionContext, Turns
+from kdirect.broker.directory_moves import DirectoryMover
 from kdirect.broker.failing_directories import FailingDirectories
 from kdirect.broker.files import FileThreads, make_room_for_descriptors
 from kdirect.broker.flusher import Flusher
@@ -117,6 +118,7 @@ class BrokerServer:
 
     def _make_upkeep(self, environment: Environment) -> None:
         self.cleaner = LogCleaner(self.config, self.logs, environment.time_ms)
+        self.mover.on_moved = self.cleaner.moved
         self._periodic = PeriodicWork(self.config, environment, self.logs, self.files, self.topics)
 
     def _changed_properties(self) -> ChangedProperties:
@@ -222,6 +224,8 @@ class BrokerServer:
         """What handlers work with."""
         member = self.member
         replicas = None if member is None else member.make_replicas(self.files)
+        self.mover = DirectoryMover(self.config, self.logs)
+        self.mover.replicas = None if member is None else member.halts
         return Services(
             config=self.config,
             environment=self.environment,
@@ -232,6 +236,7 @@ class BrokerServer:
             topics=self.topics,
             properties=self.properties,
             files=self.files,
+            mover=self.mover,
             flusher=self.flusher,
             waiters=self.waiters,
             offsets=self.offsets,
@@ -286,6 +291,7 @@ class BrokerServer:
             await self._end_start()
             raise
         self.cleaner.start()
+        self.mover.start(loop)
         self._periodic.start(loop, self.groups.expire_offsets, self._close_idle)
 
     def _load_properties(self) -> None:
@@ -311,7 +317,13 @@ class BrokerServer:
             ending.step(self.access.stop)
         if self.remote is not None:
             ending.step(self.remote.close)
-        for close in (self.cleaner.stop, self.files.close, self.flusher.close, self.logs.close):
+        for close in (
+            self.mover.stop,
+            self.cleaner.stop,
+            self.files.close,
+            self.flusher.close,
+            self.logs.close,
+        ):
             ending.step(close)
         try:
             ending.tell()
@@ -361,6 +373,7 @@ class BrokerServer:
             if self.remote is not None:
                 ending.step(self.remote.leave)
         await ending.wait(self._end_connections())
+        await ending.wait(_on_a_thread(self.mover.stop))
         if self.member is not None:
             await ending.wait(self.member.leave())
         under_way = [*self.directories.tasks, *self._periodic.tasks]
@@ -543,6 +556,7 @@ class BrokerServer:
             self.environment.time_ms() - late_ms
         )
         out.update(self.cleaner.statistics())
+        out.update(self.mover.statistics())
         if self.member is not None:
             out.update(self.member.statistics())
         if self.access is not None:

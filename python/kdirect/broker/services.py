@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from kdirect.broker.changed_properties import ChangedProperties
 from kdirect.broker.cluster_view import ClusterView
 from kdirect.broker.config import BrokerConfig
+from kdirect.broker.directory_moves import DirectoryMover
 from kdirect.broker.files import FileThreads
 from kdirect.broker.flusher import Flusher
 from kdirect.broker.listeners import Listeners
@@ -169,6 +170,7 @@ class Services:
     topics: Registry
     properties: ChangedProperties
     files: FileThreads
+    mover: DirectoryMover
     flusher: Flusher
     waiters: Waiters
     offsets: OffsetStore

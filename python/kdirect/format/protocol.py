@@ -124,6 +124,10 @@ DescribeLogDirsRequest, DescribeLogDirsResponse = (
     _admin.DescribeLogDirsRequest,
     _admin.DescribeLogDirsResponse,
 )
+AlterReplicaLogDirsRequest, AlterReplicaLogDirsResponse = (
+    _admin.AlterReplicaLogDirsRequest,
+    _admin.AlterReplicaLogDirsResponse,
+)
 CreatePartitionsRequest, CreatePartitionsResponse = (
     _admin.CreatePartitionsRequest,
     _admin.CreatePartitionsResponse,

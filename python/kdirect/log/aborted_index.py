@@ -40,6 +40,10 @@ class AbortedFiles:
         self._written: dict[int, list[AbortedTransaction] | None] = {}
         self._changes_from = 0  # no segment that begins below gets an entry
 
+    def be_in(self, directory: Path) -> None:
+        """The log is in another directory now, with the files as they are."""
+        self._directory = directory
+
     def write(self, kernel: CommitKernel, segments: Sequence[Segment]) -> None:
         """Put on disk what is missing; `segments` are all of the log.  OSError."""
         for segment in segments:

@@ -39,6 +39,7 @@ HIGH_WATERMARKS = "replication-offset-checkpoint"
 LEADER_EPOCHS = "leader-epoch-checkpoint"
 PARTITION_METADATA = "partition.metadata"
 DENSE_FROM = "kdirect_dense_from"
+MOVED = "kdirect_moved"
 META_PROPERTIES = "meta.properties"
 TOPIC_PROPERTIES = "topic.properties"
 CLEAN_SHUTDOWN = ".kafka_cleanshutdown"
@@ -216,20 +217,37 @@ def decode_id(text: str) -> uuid.UUID:
     return uuid.UUID(bytes=base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
 
 
+class Moved(NamedTuple):
+    """A replica that was moved between log directories: an id that all its directories share, drawn
+    before its first move, and how often it was moved.  Of two directories with one id the one that
+    was moved more often has everything."""
+
+    replica: uuid.UUID
+    times: int
+
+
 class PartitionMetadata(NamedTuple):
     """What ``partition.metadata`` says: the topic's id, and the offset from which on kdirect wrote
     the log, so that no offset is missing there.  None: the file is Kafka's, or of a kdirect that
-    did not note it."""
+    did not note it.  `moved`: None, it never was."""
 
     topic_id: uuid.UUID
     dense_from: int | None
+    moved: Moved | None = None
 
 
 def write_partition_metadata(
-    directory: Path, topic_id: uuid.UUID, dense_from: int, *, sync: bool = True
+    directory: Path,
+    topic_id: uuid.UUID,
+    dense_from: int,
+    moved: Moved | None = None,
+    *,
+    sync: bool = True,
 ) -> None:
-    """Kafka's file; it reads the first two lines and leaves the third alone."""
+    """Kafka's file; it reads the first two lines and leaves the others alone."""
     text = f"version: 0\ntopic_id: {encode_id(topic_id)}\n{DENSE_FROM}: {dense_from}"
+    if moved is not None:
+        text += f"\n{MOVED}: {encode_id(moved.replica)} {moved.times}"
     replace_file(directory / PARTITION_METADATA, text.encode(), sync=sync)
 
 
@@ -250,11 +268,19 @@ def read_partition_metadata(directory: Path) -> PartitionMetadata | None:
         dense_from = int(fields[DENSE_FROM]) if DENSE_FROM in fields else None
         if dense_from is not None and not 0 <= dense_from <= LARGEST_OFFSET:
             raise ValueError(f"{DENSE_FROM} is no offset")
-        return PartitionMetadata(decode_id(fields["topic_id"]), dense_from)
+        moved = _parse_moved(fields[MOVED]) if MOVED in fields else None
+        return PartitionMetadata(decode_id(fields["topic_id"]), dense_from, moved)
     except (KeyError, ValueError) as e:
         raise CorruptLogError(
             f"{path} is damaged ({e})", hint="remove it to give the topic a new id"
         ) from e
+
+
+def _parse_moved(text: str) -> Moved:
+    replica, _, times = text.partition(" ")
+    if not (times.isascii() and times.isdigit()):
+        raise ValueError(f"{MOVED} has no number")
+    return Moved(decode_id(replica), int(times))
 
 
 def write_properties(path: Path, properties: Mapping[str, str], *, sync: bool = True) -> None:

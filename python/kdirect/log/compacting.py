@@ -53,6 +53,7 @@ class Compacting(Cutting):
 
     topic_id: uuid.UUID
     dense_from: int
+    moved: checkpoint.Moved | None
 
     def note_gaps_below(self, offset: int) -> None:
         """From now on offsets below this one may be missing; that is on disk first.  LogError,
@@ -61,7 +62,7 @@ class Compacting(Cutting):
             self._check_open()
             if offset <= self.dense_from:
                 return
-            checkpoint.write_partition_metadata(self.directory, self.topic_id, offset)
+            checkpoint.write_partition_metadata(self.directory, self.topic_id, offset, self.moved)
             self.dense_from = offset
             allow_gaps_below(self.kernel, offset)
             for segment in self._segments:

@@ -16,12 +16,14 @@ import shutil
 import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 from kdirect.errors import CorruptLogError, LogError
 from kdirect.log import checkpoint
 from kdirect.log.config import LogConfig
+from kdirect.log.future_copy import FUTURE_DIRECTORY
 from kdirect.log.recovery import begin_directory
-from kdirect.log.removals import DELETED_DIRECTORY
+from kdirect.log.removals import DELETED_DIRECTORY, gone_name
 from kdirect.model import TopicPartition
 
 log = logging.getLogger("kdirect.log")
@@ -30,6 +32,9 @@ LOCK_FILE = ".lock"
 INDEX_CACHE = "remote-log-index-cache"  # of `kdirect.storage`, beside the partitions, as Kafka's
 PARTITION_DIRECTORY = re.compile(r"([a-zA-Z0-9._-]{1,249})-(\d{1,10})\Z")
 _NEW_SUFFIX = "-new"  # of directories that are being made
+
+
+Found: TypeAlias = tuple[TopicPartition, Path]
 
 
 class DirectoryLocks:
@@ -138,11 +143,56 @@ def partition_directories(directory: Path) -> Iterator[tuple[TopicPartition, Pat
             shutil.rmtree(path, ignore_errors=True)
             continue
         match = PARTITION_DIRECTORY.match(name)
+        if match is None and FUTURE_DIRECTORY.match(name):
+            continue  # `kdirect.log.moves` goes on with it
         if match is None:
             log.warning("%s is no partition: it is left alone", path)
             continue
         tp = TopicPartition(match[1], int(match[2]))
         yield tp, path
+
+
+def look_for_moves(directory: Path) -> tuple[list[Found], list[Found]]:
+    """(the partitions in a log directory, what copies of others were under way there)."""
+    names = [(name, FUTURE_DIRECTORY.match(name)) for name in os.listdir(directory)]
+    here = [_found(directory, name, name) for name, future in names if future is None]
+    futures = [_found(directory, name, future[1]) for name, future in names if future is not None]
+    return [f for f in here if f is not None], [f for f in futures if f is not None]
+
+
+def _found(directory: Path, name: str, partition: str) -> Found | None:
+    match = PARTITION_DIRECTORY.match(partition)
+    if match is None:
+        return None
+    return TopicPartition(match[1], int(match[2])), directory / name
+
+
+def leave(path: Path, topic_partition: TopicPartition) -> Path:
+    """Give a partition's directory, or a copy that is not wanted, the name of one that is to be
+    removed, on disk; its path then.  Whoever walks the log directory removes it."""
+    gone = path.with_name(gone_name(topic_partition, DELETED_DIRECTORY))
+    os.rename(path, gone)
+    checkpoint.sync_directory(path.parent)
+    return gone
+
+
+def settle_move(topic_partition: TopicPartition, paths: Sequence[Path]) -> None:
+    """Directories of one partition: a broker that moved it has died before it removed what it had
+    left.  The one that was moved most often stays.  Where they are not of one replica, all do."""
+    try:
+        known = {path: checkpoint.read_partition_metadata(path) for path in paths}
+    except CorruptLogError:
+        return
+    moved = {p: m.moved for p, m in known.items() if m is not None and m.moved is not None}
+    replicas = {m.replica for m in moved.values()}
+    times = {m.times for m in moved.values()}
+    if len(moved) != len(paths) or len(replicas) != 1 or len(times) != len(paths):
+        return
+    newest = max(moved, key=lambda path: moved[path].times)
+    for path in paths:
+        if path != newest:
+            log.warning("%s is removed: its partition was moved to %s", path, newest)
+            leave(path, topic_partition)
 
 
 def make_directories(

@@ -26,6 +26,10 @@ class LeaderEpochs:
         self._directory = directory
         self._epochs = epochs
 
+    def be_in(self, directory: Path) -> None:
+        """The log is in another directory now, with the file as it is."""
+        self._directory = directory
+
     def end_offset(self, epoch: int, log_end_offset: int) -> tuple[int, int]:
         """(the largest epoch not above `epoch`, the offset at which the next one starts).  All that
         is known is above `epoch`: (`epoch`, where that begins), for the records of `epoch` are

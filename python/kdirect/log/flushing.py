@@ -32,6 +32,11 @@ class Flushing:
         self._name = name
         self._directory = directory
 
+    def be_in(self, directory: Path) -> None:
+        """The log is in another directory now, with its files and their names on disk."""
+        self._directory = directory
+        self.directory_changed = False
+
     def sync(self, segments: Sequence[Segment], end_offset: int) -> None:
         """Put those of `segments` on disk that are not; then every record below `end_offset` is.
         LogError."""

@@ -29,7 +29,8 @@ import os
 import shutil
 import threading
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -40,13 +41,16 @@ from kdirect.log.config import LogConfig
 from kdirect.log.directories import (
     DirectoryLocks,
     identify,
+    look_for_moves,
     make_directories,
     partition_directories,
     read_meta,
+    settle_move,
     tiered_topics,
 )
 from kdirect.log.kernel_producers import expire_producers
 from kdirect.log.kernel_transactions import has_late_transaction
+from kdirect.log.moves import DirectoryMoves
 from kdirect.log.partition import Partition
 from kdirect.log.recovery import load_partition
 from kdirect.log.remote_rules import refuse_tiered, refuse_without_system
@@ -97,6 +101,7 @@ class LogManager:
         self.removals = Removals()
         self.removals.on_error = self._note
         self.partitions: dict[TopicPartition, Partition] = {}
+        self.moves = DirectoryMoves(self)
         self._wanted_cluster_id = cluster_id
         self._adopts = False
         self._locks = DirectoryLocks()
@@ -129,13 +134,15 @@ class LogManager:
                 if not self.config.remote_system:
                     tiered = [self._unless_failed(d, tiered_topics) for d in self.usable_dirs]
                     refuse_tiered(sorted({name for found in tiered for name in found or ()}))
+                futures = self._settle_moves()
                 clean = [
                     self._unless_failed(directory, self._load_directory)
                     for directory in self.usable_dirs
                 ]
-                if not all(clean):
+                if False in clean:
                     # A recovery point above what was recovered would vouch for records to come.
                     self.checkpoint()
+                self.moves.resume(futures)
             except BaseException:
                 for partition in self.partitions.values():
                     partition.close(clean=False)
@@ -145,6 +152,21 @@ class LogManager:
                 raise
             self._opened = True
         return self
+
+    def _settle_moves(self) -> list[tuple[TopicPartition, Path]]:
+        """Of each partition that was being moved one directory stays; the copies that were not
+        done."""
+        paths: dict[TopicPartition, list[Path]] = {}
+        futures: list[tuple[TopicPartition, Path]] = []
+        for directory in self.usable_dirs:
+            here, found = self._unless_failed(directory, look_for_moves) or ((), ())
+            futures += found
+            for tp, path in here:
+                paths.setdefault(tp, []).append(path)
+        for tp, several in paths.items():
+            if len(several) > 1:
+                settle_move(tp, several)
+        return futures
 
     def _unless_failed(self, directory: Path, work: Callable[[Path], Any]) -> Any:
         """Do one step of `open`.  Of a broker whose partitions others have, a directory that has
@@ -160,7 +182,7 @@ class LogManager:
             self.offline[directory] = str(e)
             self.drop(directory)
             log.error("log directory %s is left out, for it has failed: %s", directory, e)
-            return True
+            return None
 
     def belong_to(self, cluster_id: str, *, adopt: bool = False) -> None:
         """Before `open`: the directories are those of this cluster, or new; with `adopt`, they
@@ -372,7 +394,8 @@ class LogManager:
             make_directories(parent, *arguments)
 
     def _places(self, topic_partitions: Sequence[TopicPartition]) -> dict[Path, list[Any]]:
-        """The log directories of new partitions.  LogError."""
+        """The log directories of new partitions: those that were asked for, else that with the
+        fewest.  LogError."""
         usable = self.usable_dirs
         if not usable:
             raise LogError("all log directories have failed", hint="check the disks")
@@ -383,7 +406,8 @@ class LogManager:
                     held[partition.directory.parent] += 1
         places: dict[Path, list[Any]] = {}
         for tp in topic_partitions:
-            parent = min(usable, key=lambda d: held[d])
+            wanted = self.moves.preferred.pop(tp, None)
+            parent = wanted if wanted in held else min(usable, key=lambda d: held[d])
             held[parent] += 1
             places.setdefault(parent, []).append(tp)
         return places
@@ -399,6 +423,7 @@ class LogManager:
 
     def _remove(self, partition: Partition) -> None:
         topic, number = partition.topic_partition
+        self.moves.forget(partition)
         del self.partitions[partition.topic_partition]
         del self._by_topic[topic][number]
         if not self._by_topic[topic]:
@@ -467,6 +492,13 @@ class LogManager:
                 log.error("no checkpoint after the deletion of %s: %s", names, e)
             return len(doomed)
 
+    @contextmanager
+    def changing(self) -> Iterator[None]:
+        """While no partition is made, altered, moved or deleted by another thread.  ClosedError."""
+        with self._change_lock:
+            self._check_open()
+            yield
+
     def _check_open(self) -> None:
         if not self._opened:
             raise ClosedError("the log manager is not open", hint="the broker is stopping")
@@ -529,6 +561,20 @@ class LogManager:
             {p.topic_partition: p.high_watermark for p in mine},
         )
 
+    @contextmanager
+    def checkpoints_of_move(self, partition: Partition, to: Path) -> Iterator[None]:
+        """Within it a partition goes on in another directory, whose checkpoints name it before
+        that; those of the one that it leaves do so no more after it.  OSError before it begins."""
+        left = partition.directory.parent
+        with self._checkpoint_lock:
+            self._write_offsets(to, [*self._in(to), partition])
+            yield
+            partition.write_log_starts = partial(self._checkpoint_starts, to)
+            try:
+                self._write_offsets(left, self._in(left))
+            except OSError as e:  # the next one leaves it out, too
+                log.error("no checkpoint of %s after %s was moved: %s", left, partition, e)
+
     def _write_starts(self, directory: Path, mine: list[Partition]) -> None:
         """Of a log that is not tiered the first segment's name says as much."""
         checkpoint.write_offsets(
@@ -564,6 +610,10 @@ class LogManager:
         found = self._note(partition.directory.parent, error)
         if found is Trouble.FULL:
             self.on_full(partition)
+
+    def note_failure(self, directory: Path, error: BaseException) -> None:
+        """Work in this log directory ended with that error.  Any thread."""
+        self._note(directory, error)
 
     def _note(self, directory: Path, error: BaseException) -> Trouble:
         """What the error says of the directory, which goes offline if it has failed.  If it is

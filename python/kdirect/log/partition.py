@@ -60,7 +60,6 @@ from kdirect.log.kernel_head import freeze_head
 from kdirect.log.kernel_marks import allow_gaps_below
 from kdirect.log.kernel_producers import known_producers
 from kdirect.log.kernel_transactions import append_marker
-from kdirect.log.log_agreement import LogAgreement
 from kdirect.log.recompression import is_kept, recompressed
 from kdirect.log.record_keys import (
     INVALID_RECORD,
@@ -70,6 +69,7 @@ from kdirect.log.record_keys import (
     refuse_keyless,
     refuse_keyless_nowait,
 )
+from kdirect.log.relocation import Relocation
 from kdirect.log.removals import DELETED_DIRECTORY, STRAY_DIRECTORY, gone_name
 from kdirect.log.results import CommitResult, refusal
 from kdirect.log.retention import expired, expired_locally
@@ -84,7 +84,7 @@ log = logging.getLogger("kdirect.log")
 AppendResult: TypeAlias = CommitResult | KeylessRefusal
 
 
-class Partition(LogAgreement):
+class Partition(Relocation):
     """See the module.  Life: made by `kdirect.log.recovery.load_partition` (or
     `LogManager.create_partition`), ended by `close`."""
 
@@ -101,6 +101,7 @@ class Partition(LogAgreement):
         epochs: list[tuple[int, int]],
         dense_from: int = 0,
         aborted: AbortedFiles | None = None,
+        moved: checkpoint.Moved | None = None,
     ) -> None:
         self.topic_partition = topic_partition
         self.directory = directory
@@ -108,6 +109,7 @@ class Partition(LogAgreement):
         self.head_config = config
         self.kernel = kernel
         self.topic_id = topic_id
+        self.moved = moved
         self.dense_from = dense_from  # below it offsets may be missing
         allow_gaps_below(kernel, dense_from)
         self.before_roll: list[Callable[[Partition], None]] = []

@@ -127,6 +127,7 @@ def load_partition(
         epochs=epochs,
         dense_from=dense_from,
         aborted=aborted,
+        moved=found.known.moved if found.known is not None else None,
     )
     if high_watermark is not None:
         partition.hold_readers_at(high_watermark)
@@ -269,8 +270,9 @@ def _identify(found: _Found, topic_id: uuid.UUID | None, dense_from: int) -> uui
             hint="the topic was deleted and created again; remove the stale directory",
         )
     known_id = known.topic_id if known is not None else topic_id or checkpoint.new_id()
-    if known != checkpoint.PartitionMetadata(known_id, dense_from):
-        checkpoint.write_partition_metadata(directory, known_id, dense_from)
+    if known is None or known.topic_id != known_id or known.dense_from != dense_from:
+        moved = known.moved if known is not None else None
+        checkpoint.write_partition_metadata(directory, known_id, dense_from, moved)
     return known_id
 
 

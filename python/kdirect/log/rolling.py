@@ -261,6 +261,12 @@ class Rolling(Tiering):
         `prepared` is to be discarded by the caller, once nobody can write into it."""
         with self._roll_lock:
             self._check_open()
+            if prepared.directory != self.directory:
+                raise LogError(
+                    f"{self.topic_partition} has moved to another log directory, and a file that"
+                    " was made ahead for it has not",
+                    hint="nothing to do: whoever was granted the file asks for another one",
+                )
             active = self._segments[-1]
             if not active.is_head:
                 new = self._put_after(prepared, now_ms())
