@@ -45,11 +45,13 @@ class LogDirHandlers:
             else {TopicPartition(t.topic, i) for t in request.topics for i in t.partitions}
         )
         results = []
+        # At once: a partition may move meanwhile, and is in one directory all the same.
+        here = [(tp, x, x.directory.parent) for tp, x in list(self._logs.partitions.items())]
         futures = self._logs.moves.futures()
         for directory in self._logs.log_dirs:
             topics: dict[str, list[dict[str, Any]]] = {}
-            for tp, partition in list(self._logs.partitions.items()):
-                if (wanted is None or tp in wanted) and partition.directory.parent == directory:
+            for tp, partition, place in here:
+                if (wanted is None or tp in wanted) and place == directory:
                     row = {
                         "partition_index": tp.partition,
                         "partition_size": partition.size,
