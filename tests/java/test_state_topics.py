@@ -1,11 +1,13 @@
 """What our cleaner leaves of __consumer_offsets and __transaction_state, read by Kafka's own tools:
-its formatters over the protocol, its dump of the files."""
+its formatters over the protocol, its dump of the files; and by its broker."""
 
 from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from tests.support import alter_topic, wait_until
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 CONSUMER = "org.apache.kafka.tools.consumer."
 ROUNDS = 400
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
@@ -66,6 +69,62 @@ def rows(printed: str) -> list[dict[str, Any]]:
         out.append(row)
         rest = rest[end:].lstrip()
     return out
+
+
+def begin_again(kafka: Any, replaced: Path, ours: Path) -> None:
+    """Kafka starts with our files of a partition in place of its own."""
+    kafka.process.terminate()
+    kafka.process.wait(60)
+    for path in replaced.iterdir():
+        if path.name != "partition.metadata":  # the topic's id
+            path.unlink()
+    for suffix in (".log", ".index", ".timeindex", ".txnindex", ".snapshot"):
+        for path in ours.glob("*" + suffix):
+            shutil.copy(path, replaced)
+    for name in ("recovery-point-offset-checkpoint", "cleaner-offset-checkpoint"):
+        (replaced.parent / name).unlink(missing_ok=True)
+    with kafka.errors.open("a") as errors:
+        kafka.process = subprocess.Popen(kafka.process.args, stdout=errors, stderr=errors)
+    kafka._until_ready()
+
+
+def committed(servers: str, group: str, partition: int) -> int:
+    """What a group has committed; -1 where its coordinator is not ready yet."""
+    consumer = confluent_kafka.Consumer({"bootstrap.servers": servers, "group.id": group})
+    try:
+        place = confluent_kafka.TopicPartition("t", partition)
+        (found,) = consumer.committed([place], timeout=5)
+        return int(found.offset)
+    except confluent_kafka.KafkaException:
+        return -1
+    finally:
+        consumer.close()
+
+
+def test_kafka_loads_what_our_cleaner_leaves(broker: Any, tool: Any, tmp_path: Path) -> None:
+    sys.path.insert(0, str(ROOT / "bench"))
+    from versus.systems import Kafka
+
+    tool("TopicCommand", "--create", "--topic", "t", "--partitions", "2")
+    fill(broker.bootstrap_servers)
+    log = TopicPartition(OFFSETS_TOPIC, 0)
+    wait_until(lambda: read_offsets(broker.log_dir / CHECKPOINT).get(log, 0) > ROUNDS, "compacted")
+    broker.stop()
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    kafka = Kafka(str(theirs), {"offsets.topic.num.partitions": "1"})
+    try:
+        kafka.create("t", 2)
+        first = confluent_kafka.Consumer({"bootstrap.servers": kafka.address, "group.id": "first"})
+        first.commit(offsets=[confluent_kafka.TopicPartition("t", 0, 1)], asynchronous=False)
+        first.close()
+        name = f"{OFFSETS_TOPIC}-0"
+        begin_again(kafka, theirs / "kafka" / name, broker.log_dir / name)
+        wait_until(lambda: committed(kafka.address, "plain", 0) == ROUNDS, "it was loaded", 60)
+        assert committed(kafka.address, "in", 1) == ROUNDS
+        assert committed(kafka.address, "first", 0) < 0
+    finally:
+        kafka.stop()
 
 
 def test_kafkas_tools_read_what_our_cleaner_leaves(
