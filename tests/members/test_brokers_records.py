@@ -285,6 +285,22 @@ def test_a_new_leader_shows_no_end_before_it_knows_it(
     assert list_offset(broker, T0).offset == 1
 
 
+def test_a_replica_that_is_being_made_leads_not_yet(
+    brokers: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of all requests, clients know REPLICA_NOT_AVAILABLE as an answer to Fetch only: sarama took
+    it from ListOffsets for the end, where it asks for the leader again at what Kafka answers."""
+    (broker,) = brokers(1)
+    led_by_the_first([broker])
+    monkeypatch.delitem(broker.server.member.replicas._replicas, T0)
+    assert code(fetch(broker, T0)) is E.REPLICA_NOT_AVAILABLE
+    for timestamp in (LATEST_OFFSET, EARLIEST_OFFSET, 0):
+        assert code(list_offset(broker, T0, timestamp)) is E.NOT_LEADER_OR_FOLLOWER
+    assert code(epoch_end(broker, T0, 0)) is E.NOT_LEADER_OR_FOLLOWER
+    monkeypatch.undo()
+    assert list_offset(broker, T0).offset == 0
+
+
 def test_followers_serve_consumers_below_their_high_watermark(brokers: Any) -> None:
     ours = brokers(2, racks=["a", "b"])
     led_by_the_first(ours)

@@ -83,7 +83,10 @@ class ReplicatedDataHandlers(DataHandlers):
     # -- who leads ---------------------------------------------------------------------------------
 
     def _led(self, name: str, index: int, epoch: int) -> Partition:
-        return self._replicas.leader(TopicPartition(name, index), epoch)
+        try:
+            return self._replicas.leader(TopicPartition(name, index), epoch)
+        except ReplicaNotAvailableError as e:  # clients know it as an answer to Fetch
+            raise NotLeaderError(e.message, hint=e.hint) from e
 
     def _leader(self, tp: TopicPartition) -> tuple[int, int]:
         """(broker, leader epoch) as this broker's picture shows them."""
