@@ -3,10 +3,16 @@ that it is there."""
 
 from __future__ import annotations
 
+import asyncio
+import threading
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, NewTopic
 
 from kdirect.format import protocol as p
 from kdirect.format.error_codes import ErrorCode as E
@@ -14,7 +20,7 @@ from kdirect.format.schema import build
 from kdirect.model import TopicPartition
 from tests.broker.conftest import call_on_loop
 from tests.members.test_brokers import alter, code, described
-from tests.members.wire import RECORD, ask, create, metadata, produce
+from tests.members.wire import RECORD, ask, create, list_offset, metadata, produce
 from tests.support import wait_until
 
 LATE_S = 1.0
@@ -151,3 +157,37 @@ def deleted_records(broker: Any, tp: TopicPartition, offset: int) -> Any:
         timeout_ms=20_000,
     )
     return ask(broker, request, 2).topics[0].partitions[0]
+
+
+def test_nothing_is_acknowledged_by_a_replica_of_a_deleted_topic(
+    brokers: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files are removed one topic after the other.  While a topic waited for its turn, its replica
+    took records for a new one of the same name, and they went with it."""
+    (broker,) = brokers(1)
+    for name in ("first", "t"):
+        create(broker, name, partitions=1, factor=1)
+        wait_until(lambda tp=TopicPartition(name, 0): code(list_offset(broker, tp)) is E.NONE)
+    local = broker.server.member._local
+    begun, go_on = threading.Event(), asyncio.Event()
+    remove = local._remove
+
+    async def held(partitions: list[TopicPartition], work: Any) -> None:
+        begun.set()
+        await go_on.wait()
+        await remove(partitions, work)
+
+    monkeypatch.setattr(local, "_remove", held)
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers, "log_level": 0})
+    admin.delete_topics(["first"])["first"].result(20)
+    assert begun.wait(20)
+    admin.delete_topics(["t"])["t"].result(20)
+    admin.create_topics([NewTopic("t", 1, 1)])["t"].result(20)
+    wait_until(lambda: knows(broker, "t"), "the new topic is heard of")
+    failed: list[Any] = []
+    producer = Producer({"bootstrap.servers": broker.bootstrap_servers, "acks": 1, "linger.ms": 0})
+    producer.produce("t", b"v", on_delivery=lambda error, _: failed.append(error))
+    assert producer.flush(1) == 1, "the replica that takes it is not there yet"
+    call_on_loop(broker, go_on.set)
+    assert producer.flush(20) == 0 and failed == [None]
+    wait_until(lambda: list_offset(broker, TopicPartition("t", 0)).offset == 1, "it is there")

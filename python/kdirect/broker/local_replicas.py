@@ -19,8 +19,9 @@ the topic's node is damaged                             it is left alone
 
 File work runs on the broker's admin thread, one topic after the other; while it runs, newer
 pictures wait, and the newest is looked at next.  `made` is told of each partition when it is there,
-`gone` before it is removed; both on the event loop.  The partitions of a large topic are made
-`AT_ONCE` by `AT_ONCE`, so that the first ones serve and other admin work has its turn meanwhile.
+`gone` as soon as it is not wanted any more, before its turn to be removed; both on the event loop.
+The partitions of a large topic are made `AT_ONCE` by `AT_ONCE`, so that the first ones serve and
+other admin work has its turn meanwhile.
 
 **A log directory of a broker that was alone** has its topics in ``topics.json``.  The first time
 that it joins a cluster, they become topics of the cluster with one replica, which is here: ids,
@@ -93,6 +94,7 @@ class LocalReplicas:
         self._remove = remove
         self._changed: dict[str, None] = {}  # topics to look at, in order
         self._told: set[TopicPartition] = set()  # `made`, and not `gone`
+        self._ending: dict[TopicPartition, asyncio.Future[Any]] = {}  # `gone`, which ends it
         self._deleted: set[uuid.UUID | None] = set()  # topics of which there are replicas here yet
         self._task: asyncio.Task[None] | None = None
         self._retry: asyncio.TimerHandle | None = None
@@ -119,8 +121,9 @@ class LocalReplicas:
         self._stopped = True
         if self._retry is not None:
             self._retry.cancel()
-        if self._task is not None:
-            await asyncio.wait([self._task])
+        waits = [*self._ending.values(), *([self._task] if self._task is not None else [])]
+        if waits:
+            await asyncio.wait(waits)
 
     def follow(self, before: Metadata | None, after: Metadata) -> None:
         """Newer metadata; a subscriber of the membership."""
@@ -139,7 +142,26 @@ class LocalReplicas:
                 self._deleted |= {p.topic_id for p in self._logs.partitions_of(name)}
         changed = [n for n, topic in new.items() if _differs(old.get(n), topic)]
         changed += [n for n in old if n not in new]
+        self._end_at_once(after, changed)
         self._look_at(changed)
+
+    def _end_at_once(self, metadata: Metadata, names: Iterable[str]) -> None:
+        """Let what is not wanted any more serve nobody.  Its files go when it is their turn, and
+        that may take a second: until then a topic of the same name may come, and its producers
+        would get acknowledgements from the replica of the one that is deleted."""
+        for name in names:
+            if paths.topic(name) in metadata.image.damaged:
+                continue
+            for partition in self._logs.partitions_of(name):
+                tp = partition.topic_partition
+                if tp in self._told and not self._is_wanted(metadata, tp, partition):
+                    self._end(tp)
+
+    def _end(self, tp: TopicPartition) -> None:
+        self._told.discard(tp)
+        ended = self._gone(tp)
+        if ended is not None:
+            self._ending[tp] = asyncio.ensure_future(ended)
 
     def _look_at(self, names: Iterable[str]) -> None:
         self._changed.update(dict.fromkeys(names))
@@ -216,6 +238,7 @@ class LocalReplicas:
         return here.topic_id in self._deleted
 
     async def _settle(self, name: str) -> None:
+        await self._until_ended([tp for tp in self._ending if tp.topic == name])
         metadata = self._picture.metadata
         if paths.topic(name) in metadata.image.damaged:
             log.error("node %s is damaged: replicas are left as they are", paths.topic(name))
@@ -256,9 +279,10 @@ class LocalReplicas:
                         self._tell(tp, found)
 
     def _tell(self, tp: TopicPartition, partition: Partition) -> None:
-        if tp not in self._told:
-            self._told.add(tp)
-            self._made(tp, partition)
+        if tp in self._told or not self._is_wanted(self._picture.metadata, tp, partition):
+            return  # if it has become unwanted meanwhile, its topic is looked at next
+        self._told.add(tp)
+        self._made(tp, partition)
 
     def _make(
         self, topic: StoredTopic, missing: list[TopicPartition], configs: Mapping[str, str]
@@ -269,11 +293,15 @@ class LocalReplicas:
         log.info("removing the replicas of %s", ", ".join(map(str, doomed)))
         for tp in doomed:
             if tp in self._told:
-                self._told.discard(tp)
-                ended = self._gone(tp)
-                if ended is not None:
-                    await ended
+                self._end(tp)
+        await self._until_ended(doomed)
         await self._remove(doomed, partial(self._logs.delete_partitions, doomed, keep=keep))
+
+    async def _until_ended(self, partitions: Iterable[TopicPartition]) -> None:
+        for tp in partitions:
+            ended = self._ending.pop(tp, None)
+            if ended is not None:
+                await ended
 
     # -- a broker that was alone -------------------------------------------------------------------
 
