@@ -47,7 +47,7 @@ def topic(partition: Partition) -> StateTopic:
 
 def loaded(partition: Partition) -> GroupTable:
     table = GroupTable()
-    topic(partition).read(partition, table.apply, transactional=table)
+    topic(partition).read(partition, table.apply, pending=table.pending)
     return table
 
 

@@ -18,7 +18,7 @@ import logging
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from kdirect.broker.appends import Appends
 from kdirect.broker.pending_offsets import PendingOffsets
@@ -101,20 +101,6 @@ class GroupTable:
                     del self.rows[row.group]
 
 
-class _OnePartition(NamedTuple):
-    """Records of transactions as they are loaded from one partition into the table of several: a
-    producer's marker there is for the groups of that partition alone."""
-
-    table: GroupTable
-    is_here: Callable[[str], bool]
-
-    def pending(self, producer_id: int, key: bytes | None, value: bytes | None) -> None:
-        self.table.pending(producer_id, key, value)
-
-    def ended(self, producer_id: int, commit: bool) -> None:
-        self.table.ended(producer_id, commit, self.is_here)
-
-
 class OffsetStore:
     """The offsets and groups that this broker coordinates.  `config` maps broker properties to
     values; `admin(work)` runs work that changes topics, on the thread for it.
@@ -188,14 +174,14 @@ class OffsetStore:
     def load_partition(self, index: int) -> list[LoadedGroup]:
         """Read one partition back; its groups that had metadata.  CorruptLogError names a record
         that cannot be read."""
-        self._state.load(index, _OnePartition(self._table, self._is_in(index)))
+        self._state.load(index, self._table.pending)
         return self._loaded_groups(index)
 
     def read_partition(self, partition: Partition, is_wanted: Callable[[], bool]) -> GroupTable:
         """What the records of one partition say, for `install`.  It stops early once nobody wants
         it.  CorruptLogError as `load_partition`."""
         table = GroupTable()
-        self._state.read(partition, table.apply, is_wanted, transactional=table)
+        self._state.read(partition, table.apply, is_wanted, pending=table.pending)
         return table
 
     def install(self, partition: Partition, table: GroupTable) -> list[LoadedGroup]:

@@ -65,6 +65,8 @@ Row: TypeAlias = tuple[bytes, bytes | None]  # key, value; without a value: dele
 Done: TypeAlias = Callable[[BaseException | None], None]
 # `apply(key, value)`: take one record that was read back.  FormatError.
 Apply: TypeAlias = Callable[[bytes | None, bytes | None], None]
+# `pending(producer id, key, value)`: the same of a transaction that has no end yet.
+Pending: TypeAlias = Callable[[int, bytes | None, bytes | None], None]
 # `encode(rows, time in ms)`: the batches of one change, as many together as one append takes.
 Encode: TypeAlias = Callable[[list[Row], int], Iterable[bytes]]
 
@@ -97,14 +99,34 @@ class DirectAppends(Protocol):
         """Offsets in a topic that is gone are appended no more."""
 
 
-class Transactional(Protocol):
-    """What records of transactions mean, where there are any."""
+class _Found:
+    """What the records of a partition come to: of each key the last one that counts, and those of
+    transactions that have no end yet.  Which of several counts is told by their offsets, whichever
+    transaction ends first."""
 
-    def pending(self, producer_id: int, key: bytes | None, value: bytes | None, /) -> None:
-        """A record counts when its producer's transaction is committed.  FormatError."""
+    __slots__ = ("latest", "open")
 
-    def ended(self, producer_id: int, commit: bool, /) -> None:
-        """The marker of a producer's transaction."""
+    def __init__(self) -> None:
+        self.latest: dict[bytes | None, Any] = {}
+        self.open: dict[int, dict[bytes | None, Any]] = {}  # by producer
+
+    def end(self, producer_id: int, *, commit: bool) -> None:
+        """A marker."""
+        rows = self.open.pop(producer_id, None)
+        if rows is not None and commit:
+            for key, row in rows.items():
+                if self._counts(row):
+                    self.latest[key] = row
+
+    def _counts(self, row: Any) -> bool:
+        other = self.latest.get(row.key)
+        return other is None or other.offset < row.offset
+
+    def undecided(self) -> list[tuple[int, Any]]:
+        """The records that may count yet, with their producers."""
+        rows = [(producer, row) for producer, of in self.open.items() for row in of.values()]
+        rows = [found for found in rows if self._counts(found[1])]
+        return sorted(rows, key=lambda found: found[1].offset)
 
 
 class StateTopic:
@@ -201,14 +223,14 @@ class StateTopic:
             self._topics.configure(topic, due)
         return True
 
-    def load(self, index: int, transactional: Transactional | None = None) -> None:
+    def load(self, index: int, pending: Pending | None = None) -> None:
         """Read a partition into the table, once.  File work.  CorruptLogError names a record that
         cannot be read; then the table holds nothing of the partition."""
         if index in self._loaded:
             return
         partition = self.partition(index)
         try:
-            self.read(partition, self._table.apply, transactional=transactional)
+            self.read(partition, self._table.apply, pending=pending)
         except BaseException:
             self._table.forget_partition(index)
             raise
@@ -235,29 +257,31 @@ class StateTopic:
         apply: Apply,
         is_wanted: Callable[[], bool] = lambda: True,
         *,
-        transactional: Transactional | None = None,
+        pending: Pending | None = None,
     ) -> None:
-        """Give all records of a partition to `apply`, those of transactions to `transactional`
-        where it is given; stop early once nobody wants them.  File work.  CorruptLogError names a
-        record that cannot be read."""
+        """Give the records of a partition that count to `apply`, and those of transactions that
+        have no end yet to `pending`, where it is given; stop early once nobody wants them.  Where
+        the last record of a key says all of it, those before are not given.  File work.
+        CorruptLogError names a record that cannot be read."""
         offset = partition.log_start_offset
-        latest: dict[bytes | None, Any] = {}  # most records say what a later one says again
+        found = _Found()
         while offset < partition.high_watermark and is_wanted():
             before = offset
             for data in self._buffers(partition, before):
-                if transactional is not None and any_transactional(data):
-                    self._apply(partition, latest.values(), apply)
-                    latest.clear()
-                    offset = self._take_batches(partition, data, offset, apply, transactional)
+                if pending is not None and any_transactional(data):
+                    offset = self._take_batches(partition, data, offset, found)
                     continue
                 rows, offset = self._records(partition, data, offset)
                 if self._last_counts:
-                    latest.update((row.key, row) for row in rows)
+                    found.latest.update((row.key, row) for row in rows)
                 else:
                     self._apply(partition, rows, apply)
             if offset == before:
                 break  # the cleaner has left nothing more
-        self._apply(partition, latest.values(), apply)
+        self._apply(partition, found.latest.values(), apply)
+        if pending is not None:
+            for producer_id, row in found.undecided():
+                self._apply(partition, (row,), partial(pending, producer_id))
 
     def _buffers(self, partition: Partition, offset: int) -> Iterator[Any]:
         """The next bytes of a log."""
@@ -278,23 +302,22 @@ class StateTopic:
             raise self._unreadable(partition, offset, e.message) from e
         return rows, after
 
-    def _take_batches(
-        self, partition: Partition, data: Any, offset: int, apply: Apply, to: Transactional
-    ) -> int:
-        """Give records to `apply`, batch by batch where some belong to transactions; the offset
-        after them."""
+    def _take_batches(self, partition: Partition, data: Any, offset: int, found: _Found) -> int:
+        """Take whole batches, of which some belong to transactions; the offset after them."""
         for batch in iterate_batches(data, check_crc=False):
             piece = memoryview(data)[batch.position : batch.position + batch.size]
             if not batch.is_control:
-                take = partial(to.pending, batch.producer_id) if batch.is_transactional else apply
                 rows, offset = self._records(partition, piece, offset)
-                self._apply(partition, rows, take)
+                of = found.latest
+                if batch.is_transactional:
+                    of = found.open.setdefault(batch.producer_id, {})
+                of.update((row.key, row) for row in rows)
                 continue
             offset = batch.next_offset
             if batch.records_count == 0:  # the cleaner has removed its marker
                 continue
             try:
-                to.ended(batch.producer_id, marker_commits(bytes(piece)))
+                found.end(batch.producer_id, commit=marker_commits(bytes(piece)))
             except FormatError as e:
                 raise self._unreadable(partition, batch.base_offset, str(e)) from e
         return offset
