@@ -237,6 +237,7 @@ def test_levels_of_loggers(broker, raw):
         assert logger.level == logging.DEBUG
         assert described(connection, LOGGER, "1")["kdirect.broker"] == ("DEBUG", 6)
         assert alter(connection, LOGGER, "1", ("kdirect.broker", "LOUD")) == 40
+        assert alter(connection, LOGGER, "1", ("kdirect.broker", "OFF")) == 40
         assert alter(connection, LOGGER, "1", ("no.logger", "INFO")) == 40
         assert alter(connection, LOGGER, "", ("kdirect.broker", "INFO")) == 42
         assert alter(connection, LOGGER, "1", ("root", None)) == 42

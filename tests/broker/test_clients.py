@@ -378,6 +378,7 @@ def test_administration_by_confluent(broker):
     client.create_topics([new])["t"].result(10)
     for bad, says in (
         (confluent_admin.NewTopic("t", 1, 1), "TOPIC_ALREADY_EXISTS"),
+        (confluent_admin.NewTopic("t", 0, 3), "TOPIC_ALREADY_EXISTS"),  # before all else
         (confluent_admin.NewTopic("bad name", 1, 1), "TOPIC_EXCEPTION"),
         (confluent_admin.NewTopic("u", 1, 3), "INVALID_REPLICATION_FACTOR"),
         (confluent_admin.NewTopic("u", 0, 1), "INVALID_PARTITIONS"),

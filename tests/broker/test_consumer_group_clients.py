@@ -171,3 +171,27 @@ def test_frames_that_are_refused(raw):
         group = {"group_id": "g", "member_id": made.member_id, "member_epoch": 5, "topics": None}
         (row,) = connection.call(build(p.OffsetFetchRequest, groups=[group]), 9).groups
         assert row.error_code == E.STALE_MEMBER_EPOCH
+
+
+def test_an_administrator_removes_members(raw):
+    """By LeaveGroup, as Kafka's Admin does: a static one by its instance id, others by theirs."""
+    with kdirect.Broker(**SETTINGS) as broker:
+        make_topics(broker, t=2)
+        connection = raw(broker.bootstrap_servers)
+        names = {"subscribed_topic_names": ["t"], **JOIN}
+        assert heartbeat(connection, "g", "a", 0, instance_id="i", **names).error_code == 0
+        assert heartbeat(connection, "g", "b", 0, **names).error_code == 0
+        group = broker.server.groups.consumer.groups["g"]
+
+        def leave(member, instance=None):
+            row = {"member_id": member, "group_instance_id": instance}
+            request = build(p.LeaveGroupRequest, group_id="g", members=[row])
+            (answer,) = connection.call(request, 5).members
+            return answer.error_code
+
+        assert leave("", "none") == leave("c") == E.UNKNOWN_MEMBER_ID
+        assert leave("b", "i") == E.FENCED_INSTANCE_ID
+        assert len(group.members) == 2
+        assert leave("", "i") == 0 and set(group.members) == {"b"}
+        assert heartbeat(connection, "g", "a", 1).error_code == E.UNKNOWN_MEMBER_ID
+        assert leave("b") == 0 and not group.members

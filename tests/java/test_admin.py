@@ -193,3 +193,19 @@ def test_the_cluster(java, admin, broker):
         admin.electLeaders(election, {java.partition("t", 0)}).partitions()
     ).values()
     assert outcome.get().getClass().getSimpleName() == "ElectionNotNeededException"
+
+
+def test_what_kafka_has_and_this_broker_does_not(java, admin):
+    """Each change is refused by name, at once, and nothing is taken that would not be obeyed."""
+    quotas, api = java.kafka.common.quota, java.kafka.clients.admin
+    entity = quotas.ClientQuotaEntity({"user": "x"})
+    limit = quotas.ClientQuotaAlteration.Op("consumer_byte_rate", 1000.0)
+    change = admin.alterClientQuotas([quotas.ClientQuotaAlteration(entity, [limit])])
+    name, message = refused(java, change.all())
+    assert name == "InvalidRequestException" and "no quotas" in message
+    kind = api.ScramCredentialInfo(api.ScramMechanism.SCRAM_SHA_256, 4096)
+    user = api.UserScramCredentialUpsertion("x", kind, "password")
+    name, message = refused(java, admin.alterUserScramCredentials([user]).all())
+    assert name == "SecurityDisabledException" and "no authentication" in message
+    token = admin.createDelegationToken().delegationToken()
+    assert refused(java, token)[0] == "UnsupportedVersionException"

@@ -201,7 +201,8 @@ class ClassicMembers:
         self, group: ConsumerGroup, member_id: str, instance_id: str | None, now_ms: float
     ) -> tuple[int, list[Effect]]:
         """A LeaveGroup: (error code, effects).  A static member may be named by its instance id
-        alone."""
+        alone.  An administrator removes members of the new protocol by this request, too; those
+        hear of it with their next heartbeat."""
         if instance_id is not None and not member_id:
             member_id = group.static.get(instance_id, "")
         member, error = self._named(group, member_id, instance_id)
@@ -219,21 +220,21 @@ class ClassicMembers:
     def _named(
         self, group: ConsumerGroup, member_id: str, instance_id: str | None
     ) -> tuple[ConsumerMember | None, int]:
-        """(the member, what is wrong with a request in its name)."""
+        """(the member of either protocol, what is wrong with a request in its name)."""
         if instance_id is not None:
             owner = group.static.get(instance_id)
             if owner is not None and owner != member_id:
                 return None, ErrorCode.FENCED_INSTANCE_ID
             member_id = owner or ""
         member = group.members.get(member_id)
-        if member is None or member.classic is None:
-            return None, ErrorCode.UNKNOWN_MEMBER_ID
-        return member, ErrorCode.NONE
+        return member, ErrorCode.NONE if member is not None else ErrorCode.UNKNOWN_MEMBER_ID
 
     def _classic_member(
         self, group: ConsumerGroup, member_id: str, instance_id: str | None, generation: int
     ) -> tuple[ConsumerMember | None, int]:
         member, error = self._named(group, member_id, instance_id)
+        if member is not None and member.classic is None:
+            return None, ErrorCode.UNKNOWN_MEMBER_ID
         if member is not None and member.epoch != generation:
             return None, ErrorCode.ILLEGAL_GENERATION
         return member, error

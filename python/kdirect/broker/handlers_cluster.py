@@ -445,6 +445,8 @@ class ClusterHandlers:
         if not self._cluster.leads(wanted.name):
             leader = self._cluster.leader_of(wanted.name)
             return ErrorCode.TOPIC_ALREADY_EXISTS, f"topic {wanted.name} exists at broker {leader}"
+        if self._topics.find(wanted.name) is not None:  # as Kafka: before all else about it
+            return ErrorCode.TOPIC_ALREADY_EXISTS, f"topic {wanted.name} already exists"
         if self._cluster.topics_are_fixed:
             return ErrorCode.POLICY_VIOLATION, TOPICS_ARE_FIXED
         if wanted.assignments:

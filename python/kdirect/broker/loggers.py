@@ -2,7 +2,7 @@
 `kafka-configs --entity-type broker-loggers` shows and changes.
 
 A level lasts until the process ends.  Kafka's names of levels are used; Python has no TRACE, which
-is DEBUG here, and OFF is a level above all.
+is DEBUG here.  OFF is a level above all that a request can be told of, but not set, as in Kafka.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ _LEVELS: Mapping[str, int] = {
     "DEBUG": logging.DEBUG,
     "TRACE": logging.DEBUG,
 }
+_SETTABLE = tuple(name for name in _LEVELS if name != "OFF")
 
 
 def levels() -> dict[str, str]:
@@ -44,8 +45,8 @@ def refusal(configs: Iterable[Any]) -> Refusal | None:
     for c in configs:
         if c.name not in known:
             return ErrorCode.INVALID_CONFIG, f"Logger {c.name} does not exist!"
-        if operation_of(c) == SET and c.value not in _LEVELS:
-            text = f"Cannot set the log level of {c.name} to {c.value}: {', '.join(_LEVELS)}"
+        if operation_of(c) == SET and c.value not in _SETTABLE:
+            text = f"Cannot set the log level of {c.name} to {c.value}: {', '.join(_SETTABLE)}"
             return ErrorCode.INVALID_CONFIG, text
         if operation_of(c) not in (SET, DELETE):
             return ErrorCode.INVALID_REQUEST, "a level is set or deleted; it is no list"
