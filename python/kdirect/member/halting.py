@@ -38,7 +38,7 @@ class HaltedReplicas:
     def resume(self, partition: Partition) -> None:
         """Lead or follow again, unless the replica has gone meanwhile."""
         if self._halting.pop(partition.topic_partition, None) is not None:
-            self._replicas.add(partition)
+            self._replicas.add(partition, again=True)
 
     def forget(self, tp: TopicPartition) -> None:
         """It does not come back."""

@@ -210,9 +210,12 @@ class Replicas:
 
     # -- local logs --------------------------------------------------------------------------------
 
-    def add(self, partition: Partition) -> None:
-        """There is a local log of this partition: lead it or follow, as the cluster says."""
+    def add(self, partition: Partition, *, again: bool = False) -> None:
+        """There is a local log of this partition: lead it or follow, as the cluster says.  `again`:
+        it was removed for a moment only, so the epoch that it was in goes on."""
         tp = partition.topic_partition
+        if again:
+            self._left.pop((partition.topic_id, tp.partition), None)
         replica = Replica(self._around, self._ways, tp, partition)
         self._replicas[tp] = replica
         if self._metadata is not None:
