@@ -28,6 +28,7 @@ from kdirect.log.segment_search import locate
 from kdirect.model import TopicPartition
 from kdirect.rdma.contract import Access, Memory, State
 from kdirect.rdma.sim import SimNetwork
+from tests.replication.kernel_log import Committed, may_be_compacted
 from tests.replication.led_head import LedHead
 
 TP = TopicPartition("t", 0)
@@ -43,6 +44,7 @@ class Settings(NamedTuple):
     segment_bytes: int
     most_bytes: int  # of one WRITE
     window: int
+    committed: Committed | None = None  # where logs are compacted
 
 
 class Link(NamedTuple):
@@ -83,6 +85,7 @@ class Broker:
         config = LogConfig(segment_bytes=settings.segment_bytes, index_interval_bytes=256)
         self.logs = LogManager([directory], config, node_id=number, replicated=True).open()
         self.partition = self.logs.partitions.get(TP) or self._create()
+        self.know_committed()
         self._file_ids = itertools.count(FIRST_PUSHED_FILE)
         # of a leader
         queues = (self._send_cq, self._recv_cq, self.worker)
@@ -105,6 +108,10 @@ class Broker:
         partition = self.logs.create_partition(TP)
         partition.refuse_appends()
         return partition
+
+    def know_committed(self) -> None:
+        if self.settings.committed is not None:
+            may_be_compacted(self.partition, self.settings.committed)
 
     # -- the process -------------------------------------------------------------------------------
 
@@ -342,6 +349,7 @@ class Broker:
         self.led_head.end()
         self.logs.delete_partitions([TP])
         self.partition = self._create()
+        self.know_committed()
 
 
 def _nothing(*_: Any) -> None:

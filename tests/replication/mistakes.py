@@ -16,7 +16,9 @@ has them does to real logs is what is found.  The others are of the datapath:
 - *copying producer overlooked*: a head whose RDMA producer hangs in a copy is written on, and the
   late rest of the copy reaches committed bytes;
 - *grant kept*: a deposed leader goes on committing what its producers have written;
-- *acknowledged by the leader alone*: a producer that waits for all replicas is told too early.
+- *acknowledged by the leader alone*: a producer that waits for all replicas is told too early;
+- *cleaned beyond the high watermark*: compaction removes records for the sake of others that are
+  not committed, and may be cut off.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from typing import Any
 from unittest import mock
 
 from kdirect.broker.head_access import HeadAccess
+from kdirect.log import cleaning
 from tests.cluster import mistakes
 from tests.replication import producers
 from tests.replication.broker import Broker
@@ -129,7 +132,22 @@ def acknowledged_by_the_leader_alone() -> Iterator[None]:
         yield
 
 
+def _look_beyond(segments: Any, rules: Any, **what: Any) -> Any:
+    return _look_at(segments, rules, **{**what, "last_stable": segments[-1].end_offset})
+
+
+_look_at = cleaning.look_at
+
+
+@contextmanager
+def cleaned_beyond_the_high_watermark() -> Iterator[None]:
+    """A broker compacts all sealed segments of its copy."""
+    with mock.patch.object(cleaning, "look_at", _look_beyond):
+        yield
+
+
 OF_READERS = {"reading_kept"}
+OF_CLEANERS = {"cleaned_beyond_the_high_watermark"}
 OF_PRODUCERS = {"copying_producer_overlooked", "grant_kept", "acknowledged_by_the_leader_alone"}
 MISTAKES = {
     mistake.__name__: mistake
@@ -147,5 +165,6 @@ MISTAKES = {
         copying_producer_overlooked,
         grant_kept,
         acknowledged_by_the_leader_alone,
+        cleaned_beyond_the_high_watermark,
     )
 }

@@ -26,9 +26,12 @@ whoever believes to lead over RDMA, alone, with acks=all or acks=1 (`tests.repli
 In one seed of five (2, 7, 12, ...) a follower that lacks sealed segments of its leader READs them,
 mostly (*pull*, `tests.replication.reading`); else it is pushed to from where its log ends.
 
-What is not here: producers that share a head, or are granted the next file ahead; Fetch over TCP; a
-follower that lacks what its leader has deleted starts over.  Whatever is said of a queue pair that
-ends gets through a cut link.
+In one seed of ten (5, 15, 25, ...) each broker compacts its copy by itself now and then (*clean*,
+`tests.replication.cleaning`); a follower that lacks what its leader has compacted fetches it.
+
+What is not here: producers that share a head, or are granted the next file ahead; Fetch over TCP of
+what is not compacted; a follower that lacks what its leader has deleted starts over.  Whatever is
+said of a queue pair that ends gets through a cut link.
 
 From the root of the sources; a seed that fails prints itself, and ``--seed N`` shows its steps:
 
@@ -54,8 +57,8 @@ from tests.cluster import effects, simulate
 from tests.cluster.moves import Move
 from tests.cluster.simulate import NEVER, Weather, weather_of
 from tests.cluster.world import Bounds, Broken, World
+from tests.replication.cleaning import CleaningReplicas
 from tests.replication.kernel_log import KernelLog
-from tests.replication.reading import ReadingReplicas
 from tests.replication.replicas import MODELLED
 from tests.schedules import command_line
 
@@ -98,8 +101,11 @@ PRODUCERS_WEIGHTS = {
 # Of followers that READ.
 READERS_WEIGHTS = {"pull": 2.0}
 
+# Of brokers that compact.
+CLEANERS_WEIGHTS = {"clean": 3.0}
+
 FAULTS = {
-    *("make", "stall"),
+    *("make", "stall", "clean"),
     *("append", "elect", "elect uncleanly", "unlink", "lag", "crash", "expire", "delete", "add"),
     *("remove", "hang", "sync"),
 }
@@ -113,7 +119,7 @@ def bounds_of(seed: int) -> Bounds:
         return bounds._replace(separate=True, changes=NEVER, losses=NEVER)
     reads = is_of_readers(seed)
     return bounds._replace(
-        records=30 if reads else min(bounds.records, 25),
+        records=60 if is_of_cleaners(seed) else 30 if reads else min(bounds.records, 25),
         separate=True,
         tells=False,
         crashes=max(bounds.crashes, chance.choice((0, 1, 3)), 4 if reads else 0),
@@ -136,16 +142,21 @@ def acks_of(seed: int) -> tuple[int, ...]:
 
 def is_of_readers(seed: int) -> bool:
     """Do followers of this seed READ the sealed segments that they lack?"""
-    return seed % 5 == 2
+    return seed % 5 == 2 or seed % 20 == 15
 
 
-class Run(ReadingReplicas):
+def is_of_cleaners(seed: int) -> bool:
+    """Do the brokers of this seed compact their copies?"""
+    return seed % 10 == 5
+
+
+class Run(CleaningReplicas):
     """One schedule, in a directory of its own."""
 
     def __init__(self, seed: int, directory: Path, bounds: Bounds | None = None) -> None:
         chance = random.Random(f"kernel schedule {seed}")
         given = seed, directory, bounds or bounds_of(seed), chance, acks_of(seed)
-        super().__init__(*given, reads=is_of_readers(seed))
+        super().__init__(*given, reads=is_of_readers(seed), cleans=is_of_cleaners(seed))
         self.weights = {
             kind: likely * chance.choice((0.1, 0.5, 1.0, 1.0, 2.0, 6.0))
             for kind, likely in WEIGHTS.items()
@@ -155,10 +166,14 @@ class Run(ReadingReplicas):
             kind: likely * chance.choice((0.2, 1.0, 1.0, 3.0))
             for kind, likely in PRODUCERS_WEIGHTS.items()
         }
-        self.weights |= READERS_WEIGHTS
+        self.weights |= READERS_WEIGHTS | CLEANERS_WEIGHTS
         if is_of_readers(seed):
             self.weights.update(append=12.0, ask=0.7, crash=0.1, delete=1.0)
         self.steps = STEPS
+        if is_of_cleaners(seed):
+            self.steps = MANY_STEPS
+            self.weights.update(append=12.0, ask=6.0, deliver=10.0, hear=6.0, work=6.0, flow=3.0)
+            self.weights.update(elect=0.3, crash=0.1, delete=0.3, hang=0.2, learn=8.0, fence=10.0)
         if is_of_elections(seed):
             self.steps = MANY_STEPS
             self.weights.update(elect=0.7, append=2.0, hang=0.0, unlink=0.0, lag=0.0, sync=0.0)
@@ -192,6 +207,8 @@ class Run(ReadingReplicas):
                 likely *= 0.02
         if kind in ("crash", "delete") and self.is_reading(move[1]):
             likely *= 20.0
+        if kind in ("crash", "elect") and self.has_compacted(self.world.state.leader):
+            likely *= 6.0
         if kind in ("network", "flow", "go on", "crash") or kind in PRODUCERS_WEIGHTS:
             return likely
         if self.hung and kind in ("elect", "learn", "fence"):  # which is what a hung leader meets
@@ -201,7 +218,7 @@ class Run(ReadingReplicas):
             if (sender, receiver) in weather.cut or {sender, receiver} & weather.still:
                 return 0.0
             return likely * (0.1 if {sender, receiver} & weather.slow else 1.0)
-        if kind in ("unlink", *READERS_WEIGHTS):
+        if kind in ("unlink", *READERS_WEIGHTS, *CLEANERS_WEIGHTS):
             return likely
         return simulate.weight(likely, weather, move)
 

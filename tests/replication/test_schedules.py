@@ -10,7 +10,7 @@ from collections import Counter
 import pytest
 
 from tests.replication import run as simulation
-from tests.replication.mistakes import MISTAKES, OF_PRODUCERS, OF_READERS
+from tests.replication.mistakes import MISTAKES, OF_CLEANERS, OF_PRODUCERS, OF_READERS
 from tests.schedules import found_at, on_all_cores
 
 SCHEDULES = 1_000
@@ -35,8 +35,10 @@ def test_a_seed_that_failed_once_holds(seed: int) -> None:
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_is_found(mistake: str) -> None:
     first, step = (0, 1)
-    if mistake in OF_PRODUCERS | OF_READERS:  # seeds that have some
-        first, step = 4 if mistake in OF_PRODUCERS else 2, 5
+    # Seeds that have some of these.
+    for those, of_them in ((OF_PRODUCERS, (4, 5)), (OF_READERS, (2, 5)), (OF_CLEANERS, (5, 10))):
+        if mistake in those:
+            first, step = of_them
     with MISTAKES[mistake]():
         found = found_at(simulation.failing, FOUND_AT.get(mistake), first, ALL, step)
     assert found is not None
@@ -58,6 +60,7 @@ def test_everything_happens() -> None:
         )
         taken["a writer hung beyond the end of its key"] += run.hung_beyond
         taken.update({f"{what} while segments are read": n for what, n in run.met.items()})
+        taken.update(run.compacted)
         for producer in run.producers:
             of = "all" if producer.acks == -1 else "one"
             taken[f"acknowledged by {of}"] += len(producer.heard)
@@ -71,6 +74,13 @@ def test_everything_happens() -> None:
         *simulation.WEIGHTS,
         *simulation.PRODUCERS_WEIGHTS,
         *simulation.READERS_WEIGHTS,
+        *simulation.CLEANERS_WEIGHTS,
+        "copies that were compacted",
+        "led logs that were compacted",
+        "fetches of what was compacted",
+        "fetches over a gap",
+        "cut of a compacted log",
+        "crash of a compacted log",
         "lost by an election",
         "a log of several segments",
         "acknowledged by all",
