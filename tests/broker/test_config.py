@@ -398,5 +398,22 @@ def test_tools(broker, command):
     assert output("topic", "list") == ""
 
 
+def test_what_tunes_kafka_is_accepted_and_what_would_forbid_is_not():
+    """A broker's file of Kafka's that is tuned, or that kafka-python's tests start brokers with,
+    works; one that asks for a policy that nobody would enforce does not."""
+    tuned = {
+        "replica.selector.class": "org.apache.kafka.common.replica.RackAwareReplicaSelector",
+        "replica.socket.timeout.ms": "1000",
+        "replica.fetch.wait.max.ms": "250",
+        "group.coordinator.threads": "8",
+        "controller.quorum.fetch.timeout.ms": "4000",
+        "metadata.log.segment.ms": "3600000",
+    }
+    assert set(BrokerConfig(tuned).ignored) == set(tuned)
+    for name in ("create.topic.policy.class.name", "max.connections.per.ip"):
+        with pytest.raises(ConfigError, match=f"unknown option '{name}'"):
+            BrokerConfig({name: "1"})
+
+
 def test_no_property_of_the_table_is_ignored():
     assert not [row.name for row in BROKER.rows if row.name in IGNORED]

@@ -19,8 +19,10 @@ from kdirect.log.config import LogConfig
 from kdirect.log.remote_rules import check_broker
 from kdirect.options import BROKER
 
-# Properties that stock server.properties files carry and that mean nothing to a broker of this
-# kind; they are accepted with a warning, so that such a file works unchanged.
+# Properties that stock server.properties files carry, or that tune how Kafka does its work, and that
+# mean nothing to a broker of this kind; they are accepted with a warning, so that such a file works
+# unchanged.  replica.selector.class is one of them because a consumer with client.rack reads from a
+# replica of its rack here in any case.
 _IGNORED = """
     process.roles controller.quorum.voters controller.quorum.bootstrap.servers
     controller.listener.names listener.security.protocol.map inter.broker.listener.name
@@ -46,6 +48,25 @@ _IGNORED = """
     rlmm.config.remote.log.metadata.consume.wait.ms
     rlmm.config.remote.log.metadata.initialization.retry.max.timeout.ms
     rlmm.config.remote.log.metadata.initialization.retry.interval.ms
+    replica.selector.class replica.fetch.backoff.ms replica.fetch.min.bytes
+    replica.fetch.response.max.bytes replica.fetch.wait.max.ms
+    replica.high.watermark.checkpoint.interval.ms replica.socket.receive.buffer.bytes
+    replica.socket.timeout.ms controller.socket.timeout.ms controller.quorum.append.linger.ms
+    controller.quorum.election.backoff.max.ms controller.quorum.election.timeout.ms
+    controller.quorum.fetch.timeout.ms controller.quorum.request.timeout.ms
+    controller.quorum.retry.backoff.ms controller.performance.always.log.threshold.ms
+    controller.performance.sample.period.ms delete.records.purgatory.purge.interval.requests
+    fetch.purgatory.purge.interval.requests producer.purgatory.purge.interval.requests
+    group.coordinator.append.linger.ms group.coordinator.threads offsets.load.buffer.size
+    transaction.state.log.load.buffer.size add.partitions.to.txn.retry.backoff.ms
+    add.partitions.to.txn.retry.backoff.max.ms log.initial.task.delay.ms
+    log.flush.start.offset.checkpoint.interval.ms producer.id.expiration.check.interval.ms
+    metadata.log.max.record.bytes.between.snapshots
+    metadata.log.max.snapshot.interval.ms metadata.log.segment.bytes metadata.log.segment.ms
+    metadata.max.idle.interval.ms metadata.max.retention.bytes metadata.max.retention.ms
+    metrics.recording.level metrics.sample.window.ms request.timeout.ms server.max.startup.time.ms
+    socket.connection.setup.timeout.ms socket.connection.setup.timeout.max.ms
+    unclean.leader.election.interval.ms
 """
 IGNORED = frozenset(_IGNORED.split())
 
