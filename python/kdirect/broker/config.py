@@ -19,8 +19,8 @@ from kdirect.log.config import LogConfig
 from kdirect.log.remote_rules import check_broker
 from kdirect.options import BROKER
 
-# Properties that stock server.properties files carry, or that tune how Kafka does its work, and that
-# mean nothing to a broker of this kind; they are accepted with a warning, so that such a file works
+# Properties that stock server.properties files carry, or that tune how Kafka does its work.  They
+# mean nothing to a broker of this kind and are accepted with a warning, so that such a file works
 # unchanged.  replica.selector.class is one of them because a consumer with client.rack reads from a
 # replica of its rack here in any case.
 _IGNORED = """
