@@ -259,8 +259,6 @@ REASONS: tuple[Reason, ...] = (
             ("*listeners", "Addresses; they do not change while the broker runs."),
             ("log.dirs", "The directories of the two brokers."),
             ("log.flush.scheduler.interval.ms", "Another default."),
-            ("offsets.topic.segment.bytes", "Another default."),
-            ("transaction.state.log.segment.bytes", "Another default."),
             ("transaction.state.log.replication.factor", "Kafka is given 1 in its file."),
             ("transaction.state.log.min.isr", "Kafka is given 1 in its file."),
             ("transaction.partition.verification.enable", "It cannot be switched off."),
