@@ -72,7 +72,7 @@ def begin(manager: LogManager, tp: TopicPartition = TP) -> Move:
 
 
 def carry_out(manager: LogManager, move: Move, *, stands_still: bool = False) -> None:
-    while move.step(1 << 20) or not move.is_ready:
+    while move.step(1 << 20) or not move.is_ready():
         pass
     assert manager.moves.finish(move, stands_still=stands_still)
     manager.moves.remove_left()
@@ -648,7 +648,7 @@ while True:
         fill(p, 10)
         print(p.log_end_offset, flush=True)
         under_way.step(9000)
-    while under_way.step(1 << 20) or not under_way.is_ready:
+    while under_way.step(1 << 20) or not under_way.is_ready():
         pass
     m.moves.finish(under_way)
     m.moves.remove_left()

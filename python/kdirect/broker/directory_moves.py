@@ -36,6 +36,7 @@ log = logging.getLogger("kdirect.broker")
 
 RATE = "replica.alter.log.dirs.io.max.bytes.per.second"
 PIECE_BYTES = 4 << 20
+LEAST_BYTES = 1 << 16  # at once, however low the rate is
 PAUSE_S = 0.1  # while nothing can be done
 RETRY_S = 2.0  # after a failure
 HALT_S = 30.0  # for a replica to let go of its log
@@ -132,9 +133,9 @@ class DirectoryMover:
         if rate == 0:
             return False
         try:
-            copied = move.step(min(PIECE_BYTES, max(1 << 16, rate)))
+            copied = move.step(min(PIECE_BYTES, max(LEAST_BYTES, rate)))
             self._pay(copied, rate)
-            if move.is_ready and not self._stopping.is_set():
+            if move.is_ready(max(LEAST_BYTES, rate // 10)) and not self._stopping.is_set():
                 return self._finish(move)
             return copied > 0
         except Exception as e:

@@ -66,11 +66,11 @@ class Move:
         self._steps_near = self._steps_near + 1 if self._missing < FAR_BYTES else 0
         return copied
 
-    @property
-    def is_ready(self) -> bool:
-        """Is so little missing that it may be copied while the log stands still?"""
+    def is_ready(self, most_bytes: int = FAR_BYTES) -> bool:
+        """Is so little missing that it may be copied while the log stands still, and at once?  Not
+        more than `most_bytes`."""
         near = CLOSE_BYTES if self._steps_near < PATIENCE_STEPS else FAR_BYTES
-        return self._copy.has_begun and self._missing < near
+        return self._copy.has_begun and self._missing < min(near, most_bytes)
 
     @property
     def _missing(self) -> int:
