@@ -176,6 +176,12 @@ producer-kills: install ## Kill the broker and our own clients in the middle of 
 	PYTHONSAFEPATH=1 KDIRECT_ROUNDS=$(or $(COUNT),200) KDIRECT_SEED=$(or $(SEED),0) \
 		$(BIN)/pytest tests/client/test_producer_kills.py $(ARGS)
 
+.PHONY: txn-leader-kills
+txn-leader-kills: install ## Kill the leader in the middle of a transaction over RDMA,
+## of three brokers (ten seconds each); COUNT=50, SEED=the first one
+	PYTHONSAFEPATH=1 KDIRECT_ROUNDS=$(or $(COUNT),50) KDIRECT_SEED=$(or $(SEED),0) \
+		$(BIN)/pytest tests/members/test_transaction_leader_kills.py $(ARGS)
+
 .PHONY: tier-schedules
 tier-schedules: install ## Run seeded schedules of a tiered partition: copies, deaths, retention;
 ## COUNT=20000, SEED=the first one
