@@ -259,9 +259,16 @@ class GroupMember:
     ) -> None:
         """Commit and wait.  After transient errors it is repeated for up to `timeout_ms` (default:
         request.timeout.ms).  Raises what `send_commit` and `check_commit` raise."""
-        self._link.patiently(
-            lambda left_ms: self.check_commit(self.send_commit(offsets).result(left_ms)), timeout_ms
-        )
+        monotonic = self._environment.monotonic
+
+        def attempt(left_ms: float) -> None:
+            until = monotonic() + left_ms / 1000
+            # Else `send_commit` would look for the coordinator for as long as any request may take.
+            self._link.connection(left_ms)
+            pending = self.send_commit(offsets)
+            self.check_commit(pending.result(max(0.0, (until - monotonic()) * 1000)))
+
+        self._link.patiently(attempt, timeout_ms)
 
     def committed(
         self, tps: Iterable[TopicPartition], timeout_ms: float | None = None
