@@ -15,7 +15,8 @@ import pytest
 
 import kdirect
 from kdirect import AccessDeniedError, ProducerFencedError, TopicPartition
-from kdirect.broker import head_driver
+from kdirect.broker import head_access, head_driver
+from kdirect.client import machine_driver
 from kdirect.client.direct_append import DirectAppender
 from kdirect.client.transaction_entry import EntryAnswer
 from kdirect.errors import ProtocolError
@@ -256,6 +257,39 @@ def test_a_holder_is_fenced_between_two_transactions(broker, topic):
     old.close()
     new.close()
     check(broker, topic, {"a": expected})
+
+
+def test_a_head_is_not_taken_before_it_is_entered(broker, topic, monkeypatch):
+    """Two that ask for it would take it from each other again and again.  One that does not enter
+    what it was granted keeps it for a moment only."""
+    monkeypatch.setattr(machine_driver, "EXCLUSIVE_WAIT_S", 0.1)
+    enter = DirectAppender._enter_transaction
+    asks = []
+    a, b = (ready(broker, f"{topic}-{name}") for name in "ab")
+
+    def after_the_other(appender, deadline):
+        if asks:
+            asks.pop()()
+        return enter(appender, deadline)
+
+    def refused():
+        with pytest.raises(AccessDeniedError):
+            b.produce(topic, "b 1", partition=0)
+
+    monkeypatch.setattr(DirectAppender, "_enter_transaction", after_the_other)
+    monkeypatch.setattr(head_access, "ENTER_S", 600.0)
+    b.begin_transaction()
+    asks.append(refused)
+    expected = transaction(a, topic, ["a 1"])
+    b.produce(topic, "b 2", partition=0)  # between two transactions it is given in turn
+    b.commit_transaction()
+    monkeypatch.setattr(head_access, "ENTER_S", 0.0)
+    asks.append(lambda: transaction(b, topic, ["b 3"]))
+    expected += transaction(a, topic, ["a 2"])
+    assert not asks
+    a.close()
+    b.close()
+    check(broker, topic, {"a": expected, "b": ["b 2", "b 3"]})
 
 
 def test_a_transaction_that_takes_too_long():

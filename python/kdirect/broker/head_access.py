@@ -38,6 +38,9 @@ BROKER_WINDOW = 256  # the broker's own requests under way
 # A producer that is inside a copy for longer is stopped or hangs: the log goes on in a fresh file.
 DEREGISTER_MS = 20
 ZERO_CHUNK_BYTES = 64 << 10
+# A producer that is granted a head alone enters its transaction at once; if others could have the
+# head before, two that ask for it would take it from each other again and again.
+ENTER_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +102,9 @@ class HeadAccess:
         # The one producer of an exclusive head has nothing under way, and has promised to write
         # nothing until it has entered its next transaction (`ProduceAccess.resume`).
         self.between_transactions = False
+        # Until then (monotonic s) a producer that was granted the head may enter its first
+        # transaction there, before the head is given to another one in turn.
+        self.enters_until = float("-inf")
         self.ended = False
         # Written by any thread, in this order: a thread has begun to end the keys; it has ended
         # them.
@@ -123,7 +129,7 @@ class HeadAccess:
     # -- members -----------------------------------------------------------------------------------
 
     def join(
-        self, grants: GrantTable, peer: Peer, request: Any, *, watched: bool
+        self, grants: GrantTable, peer: Peer, request: Any, *, watched: bool, now: float
     ) -> p.GetProduceAccessResponse:
         """Grant the head to one more producer; the answer to its request.  RevokedError: the
         worker has ended the head, and news of it is on its way."""
@@ -131,6 +137,7 @@ class HeadAccess:
         window = self._window_of(peer, request)
         grant = self._new_grant(grants, peer)
         self.between_transactions = request.enters and not self.shared
+        self.enters_until = now + ENTER_S
         grant.waits_for_replicas = request.acks != 1
         try:
             self._give_keys(grant, request, position)

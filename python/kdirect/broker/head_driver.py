@@ -210,12 +210,9 @@ class HeadDriver:
                 raise
 
     def _join(self, access: HeadAccess, peer: Peer, request: Any) -> p.GetProduceAccessResponse:
-        return access.join(
-            self._grants,
-            peer,
-            request,
-            watched=access.partition.topic_partition in self._watched,
-        )
+        watched = access.partition.topic_partition in self._watched
+        now = self._monotonic()
+        return access.join(self._grants, peer, request, watched=watched, now=now)
 
     def _refuse(self, effect: Effect, life: HeadLife, occasion: Occasion) -> None:
         access = self.heads.get(occasion.partition.topic_partition)

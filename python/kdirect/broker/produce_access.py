@@ -200,12 +200,16 @@ class ProduceAccess:
             same_transport=access is None or access.engine is peer.engine,
             full=access is not None and access.tail >= access.capacity,
             room=room,
-            in_turn=request.enters and access is not None and access.between_transactions,
+            in_turn=request.enters and access is not None and self._gives_way(access),
         )
         if access is not None:
             occasion.why = f"{peer.client} asks for it, too"
         event = life.classify(ask, self._monotonic())
         return self._driver.happened(event, occasion).answer  # type: ignore[no-any-return]
+
+    def _gives_way(self, access: HeadAccess) -> bool:
+        """May the head be recalled for another exclusive transactional producer?"""
+        return access.between_transactions and self._monotonic() >= access.enters_until
 
     def _take_back(self, peer: Peer, partition: Partition, request: Any) -> None:
         """End what a producer has of the partition when it asks for access: it says which file it
@@ -302,6 +306,7 @@ class ProduceAccess:
         access = self._held_alone(grant)
         if access is not None:
             access.between_transactions = True
+            access.enters_until = float("-inf")
         return access is not None
 
     def resume(self, grant: Grant) -> tuple[int, int] | None:
