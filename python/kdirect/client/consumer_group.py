@@ -169,6 +169,7 @@ class ConsumerMembership(GroupMember):
         with self._lock:
             late = self._rules.is_late(now_ms)
             say = self._rules.heartbeat(now_ms)
+        drops = self._link.drops
         if late:
             self._fence("no answer of the coordinator for most of session.timeout.ms")
             return self._interval_s
@@ -178,12 +179,12 @@ class ConsumerMembership(GroupMember):
             if not e.retriable:
                 self._fail(say, e)
                 return self._interval_s
-            return self._try_again(say, f"{e}", drop=True)
+            return self._try_again(say, f"{e}", drops)
         code = answer.error_code
         if not code:
             return self._heard(say, answer)
         if code in _PASSING:
-            return self._try_again(say, ErrorCode(code).name, drop=code in ELSEWHERE)
+            return self._try_again(say, ErrorCode(code).name, drops if code in ELSEWHERE else None)
         if code in FENCED:
             return self._fenced(say, code)
         what = f"group {self.group_id!r}"
@@ -264,13 +265,14 @@ class ConsumerMembership(GroupMember):
         self._interval_s = max(1, answer.heartbeat_interval_ms) / 1000
         return 0.0 if more else self._interval_s
 
-    def _try_again(self, say: Say, why: str, *, drop: bool) -> float:
+    def _try_again(self, say: Say, why: str, drops: int | None) -> float:
+        """Say it later.  `drops`: on a new connection, unless there is one since then."""
         log.info("heartbeat of group %s: %s; trying again", self.group_id, why)
         with self._lock:
             self._rules.failed(say)
         self._news.set()
-        if drop and not self._stop.is_set():
-            self._link.drop()
+        if drops is not None and not self._stop.is_set():
+            self._link.drop(drops)
         return min(self._backoff_s(), self._interval_s)
 
     def _fenced(self, say: Say, code: int) -> float:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
-from kdirect.errors import BrokerError, KdirectError
+from kdirect.errors import BrokerError, BrokerUnavailableError, KdirectError
 from kdirect.format import protocol as p
 from kdirect.format.error_codes import ErrorCode
 from kdirect.format.schema import build
@@ -44,6 +44,7 @@ class CoordinatorLink:
         self._environment = cluster.environment
         self._lock = threading.Lock()  # guards the connection, not requests
         self._connection: Connection | None = None
+        self._drops = 0  # how often it was given up as broken
         self._search: Attempt[Connection] | None = None  # while the coordinator is looked for
 
     # -- the connection ----------------------------------------------------------------------------
@@ -84,12 +85,37 @@ class CoordinatorLink:
             log.warning("group %s: its coordinator is looked for: %s", self.group_id, e)
             return False
 
-    def drop(self) -> None:
+    @property
+    def drops(self) -> int:
+        """For `drop`: how often the connection was dropped."""
         with self._lock:
+            return self._drops
+
+    def drop(self, since: int | None = None) -> None:
+        """Give the connection up as broken, and look for the coordinator again.  Requests of the
+        other thread that wait for an answer over it fail with an error that is retriable.
+
+        `since`: what `drops` was before the connection was used; if the other thread has dropped
+        that one meanwhile, the next one, which may serve, is left alone."""
+        with self._lock:
+            if since is not None and since != self._drops:
+                return
+            self._drops += 1
             connection, self._connection = self._connection, None
         self._cluster.forget_coordinator(self.group_id)
-        if connection is not None:
+        if connection is None:
+            return
+        if connection.closed:
             connection.close()
+            return
+        # Not `close`: nobody has closed the consumer, so whoever waits may ask again.
+        connection.abort(
+            BrokerUnavailableError(
+                f"the connection to {connection.peer} was dropped: the coordinator of group"
+                f" {self.group_id!r} is looked for again",
+                hint="try again",
+            )
+        )
 
     def give_back(self) -> None:
         """The connection is not needed any more."""
@@ -193,6 +219,7 @@ class CoordinatorLink:
             self._cluster.timeout_ms if timeout_ms is None else timeout_ms
         )
         while True:
+            drops = self.drops
             try:
                 return use(backoff.remaining_ms())
             except KdirectError as e:
@@ -204,6 +231,6 @@ class CoordinatorLink:
                         raise
                     continue
                 if not isinstance(e, BrokerError) and e.retriable:
-                    self.drop()
+                    self.drop(drops)
                 if not e.retriable or not backoff.wait():
                     raise

@@ -324,12 +324,13 @@ class GroupMember:
             if now - active_at > self._poll_interval_s:
                 self._give_up("no poll within max.poll.interval.ms")
                 continue
+            drops = self._link.drops
             try:
                 next_beat = now + self._beat()
             except KdirectError as e:
                 log.info("heartbeat of group %s: %s", self.group_id, e)
                 if not self._stop.is_set():
-                    self._link.drop()
+                    self._link.drop(drops)
 
     def _give_up(self, why: str) -> None:
         """Leave, on the thread; the next poll joins again."""
