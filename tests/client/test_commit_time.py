@@ -26,6 +26,7 @@ class World:
         link = SimpleNamespace(
             connection=self.connection,
             drop=self.drop,
+            drops=0,
             _cluster=SimpleNamespace(
                 timeout_ms=TIMEOUT_MS,
                 backoff=lambda ms: Backoff(ms, 50, 1000, environment, spread=0),
@@ -42,7 +43,7 @@ class World:
     def sleep(self, seconds: float) -> None:
         self.now_ms += seconds * 1000
 
-    def drop(self) -> None:
+    def drop(self, since: int) -> None:
         self.connected = False
 
     def connection(self, timeout_ms: float | None = None) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from kdirect.errors import CorruptLogError
 from kdirect.format.batch import encode_single_bytes, iterate_batches, stamp
+from kdirect.log import checkpoint
 from kdirect.log.config import LogConfig
 from kdirect.log.manager import LogManager
 from kdirect.log.partition import Partition
@@ -99,6 +100,37 @@ def test_every_record_that_is_left_is_read_from_every_offset(
         assert p.append(encode_single_bytes(b"v")).base_offset == 155
         assert read_from(p, 81) == [*range(130, 140), *range(150, 156)]
     assert not caplog.records, "no index is wrong"
+
+
+MISSING = ["offsets [30, 50) of t-0 are missing", "offsets [100, 120) of t-0 are missing"]
+
+
+@pytest.mark.parametrize(
+    ("policy", "cleaned", "told"),
+    [
+        pytest.param({}, {}, MISSING, id="never compacted"),
+        pytest.param({"compacts": True}, {}, [], id="compacted"),
+        pytest.param({}, {TP: 120}, [], id="compacted before"),
+        pytest.param({}, {TP: 119}, MISSING[1:], id="compacted before, up to there"),
+        pytest.param({}, {TopicPartition("t", 1): 120}, MISSING, id="another was compacted"),
+    ],
+)
+def test_what_compaction_has_removed_is_no_reason_to_warn(
+    tmp_path, caplog, policy, cleaned, told
+) -> None:
+    directory = copied(tmp_path / "log")
+    checkpoint.write_offsets(directory / checkpoint.CLEANED, cleaned)
+    config = LogConfig(segment_bytes=1 << 20, **policy)
+    m = LogManager([directory], config).open()
+    m.checkpoint()
+    m.close(clean=False)
+    caplog.clear()
+    with caplog.at_level(logging.DEBUG), LogManager([directory], config).open() as again:
+        assert read_from(again.partitions[TP], 0) == LEFT
+    said = {r.getMessage().partition(":")[0]: r.levelno for r in caplog.records}
+    assert {what: said[what] for what in MISSING} == {
+        what: logging.WARNING if what in told else logging.DEBUG for what in MISSING
+    }
 
 
 def test_a_gap_in_a_file_of_whole_pages_is_no_damage(tmp_path) -> None:

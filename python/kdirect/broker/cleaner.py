@@ -36,7 +36,7 @@ from kdirect.model import TopicPartition
 
 log = logging.getLogger("kdirect.broker")
 
-CHECKPOINT = "cleaner-offset-checkpoint"
+CHECKPOINT = checkpoint.CLEANED
 
 
 class LogCleaner:

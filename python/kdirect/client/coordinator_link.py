@@ -190,10 +190,12 @@ class CoordinatorLink:
     def _fetch_offsets(
         self, topics: dict[str, list[int]], member: tuple[str, int] | None, left_ms: float
     ) -> Any:
-        """The answer about this group."""
+        """The answer about this group, within `left_ms`."""
+        until = self._environment.monotonic() + left_ms / 1000
         rows = [{"name": name, "partition_indexes": numbers} for name, numbers in topics.items()]
         request = partial(build, p.OffsetFetchRequest, require_stable=self._stable)
-        connection = self.connection()
+        connection = self.connection(left_ms)
+        left_ms = max(0.0, (until - self._environment.monotonic()) * 1000)
         if member is None or not connection.speaks(p.OffsetFetchRequest, MEMBERS_FETCH_FROM):
             message = request(group_id=self.group_id, topics=rows)
             return connection.submit(message, most=ONE_GROUP).result(left_ms)

@@ -10,6 +10,7 @@ where the log itself can answer, and is an error where it cannot.
                                       without those that start with their first segment, unless
                                       they are tiered
 ``replication-offset-checkpoint``     a log dir: per partition, the high watermark
+``cleaner-offset-checkpoint``         a log dir: per partition, up to where it was compacted
 ``leader-epoch-checkpoint``           a partition: leader epochs and the offsets they start at
 ``partition.metadata``                a partition: the topic id; since which offset kdirect wrote it
 ``meta.properties``                   a log dir: whose it is
@@ -36,6 +37,7 @@ log = logging.getLogger("kdirect.log")
 RECOVERY_POINTS = "recovery-point-offset-checkpoint"
 LOG_STARTS = "log-start-offset-checkpoint"
 HIGH_WATERMARKS = "replication-offset-checkpoint"
+CLEANED = "cleaner-offset-checkpoint"
 LEADER_EPOCHS = "leader-epoch-checkpoint"
 PARTITION_METADATA = "partition.metadata"
 DENSE_FROM = "kdirect_dense_from"

@@ -485,13 +485,8 @@ def _trusted_segment(found: _Found, base: int, end_offset: int) -> Segment:
     walk = _end_of(segment, length)
     size, found_end = walk.position, walk.next_offset
     if size == length and found_end < end_offset:
-        # The file is whole: Kafka's cleaner, which removes superseded records, leaves it like this.
-        log.warning(
-            "offsets [%d, %d) of %s are missing: compacted away, or with a file that is gone",
-            found_end,
-            end_offset,
-            directory.name,
-        )
+        # The file is whole: a cleaner, which removes superseded records, leaves it like this.
+        _tell_missing(found, found_end, end_offset)
         found_end = end_offset
     elif found_end != end_offset and not _is_unwritten(segment, size):
         # What was synced here cannot be read any more.  It keeps its offsets, so that the segments
@@ -510,6 +505,18 @@ def _trusted_segment(found: _Found, base: int, end_offset: int) -> Segment:
     segment.file_length = length
     segment.keep_length = size < length
     return segment
+
+
+def _tell_missing(found: _Found, first: int, end_offset: int) -> None:
+    """Offsets [first, end_offset) are missing.  That is no news of a log that is compacted, or was
+    up to there when its topic still asked for that."""
+    level, why = logging.DEBUG, "compacted away"
+    if not found.config.compacts:
+        cleaned = checkpoint.read_offsets(found.directory.parent / checkpoint.CLEANED)
+        if cleaned.get(found.topic_partition, 0) < end_offset:
+            level, why = logging.WARNING, "compacted away, or with a file that is gone"
+    what = (first, end_offset, found.directory.name)
+    log.log(level, "offsets [%d, %d) of %s are missing: %s", *what, why)
 
 
 def _scan(found: _Found, base: int, recovery_point: int, epochs: list[tuple[int, int]]) -> Segment:
