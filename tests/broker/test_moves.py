@@ -223,6 +223,42 @@ def test_every_record_is_read_once_and_in_order(serving, directories, way: str) 
     assert sorted(str(x) for d in directories for x in d.glob("t-*")) == [f"{here}/t-0"]
 
 
+def test_commits_go_on_while_the_topic_of_groups_moves(serving, directories) -> None:
+    """Over RDMA, and what was committed last is known after a restart."""
+    broker = serving()
+    servers = broker.bootstrap_servers
+    create(servers)
+    with kdirect.Producer({"bootstrap.servers": servers, "transport": "tcp"}) as producer:
+        producer.produce("t", b"x", partition=0)
+    raw = Raw(servers, timeout_s=60)
+    offsets = TopicPartition("__consumer_offsets", 0)
+    settings = {"bootstrap.servers": servers, "group.id": "g", "auto.offset.reset": "earliest"}
+    settings |= {**SHM, "enable.auto.commit": False}
+    committed = 0
+    with kdirect.Consumer(settings) as consumer:
+        consumer.subscribe(["t"])
+        wait_until(lambda: consumer.poll(0.1) is not None, "it has its partition")
+        moved = 0
+        while moved < 4:
+            to = directories[moved % 2]
+            assert alter(raw, to, offsets) == ErrorCode.NONE
+
+            def is_there(to: Path = to) -> bool:
+                nonlocal committed
+                committed += 1
+                consumer.commit(offsets={TP: committed}, asynchronous=False)
+                return (to / str(offsets)).exists() and len(list(to.parent.glob("*/__c*"))) == 1
+
+            wait_until(is_there, "the topic of groups is there", 60)
+            moved += 1
+        assert consumer.statistics()["direct_commits"] > 0
+    broker.kill()
+    broker.start()
+    with kdirect.Consumer(settings) as consumer:
+        assert consumer.committed([TP])[TP] == committed
+    raw.close()
+
+
 def come_back(broker: BrokerProcess) -> None:
     """Once it is killed."""
     assert broker.process is not None

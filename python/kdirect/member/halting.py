@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from kdirect.errors import KdirectError
 from kdirect.log.partition import Partition
 from kdirect.member.metadata import Metadata
 from kdirect.member.replicas import Replicas
@@ -31,12 +32,26 @@ class HaltedReplicas:
 
     async def halt(self, tp: TopicPartition) -> None:
         """Until `resume`, nobody leads, fetches or writes the log here."""
+        if tp in self._halting:
+            raise KdirectError(
+                f"the replica of {tp} is halted already, and has not let go of its log",
+                hint="nothing to do: its move is tried again",
+            )
         task = asyncio.ensure_future(self._replicas.remove(tp))
         self._halting[tp] = task
         await asyncio.shield(task)
 
     def resume(self, partition: Partition) -> None:
-        """Lead or follow again, unless the replica has gone meanwhile."""
+        """Lead or follow again, once it has halted, unless the replica has gone meanwhile."""
+        task = self._halting.get(partition.topic_partition)
+        if task is None:
+            return
+        if task.done():
+            self._go_on(partition)
+        else:  # it took too long
+            task.add_done_callback(lambda _: self._go_on(partition))
+
+    def _go_on(self, partition: Partition) -> None:
         if self._halting.pop(partition.topic_partition, None) is not None:
             self._replicas.add(partition, again=True)
 
