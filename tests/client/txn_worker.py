@@ -13,7 +13,8 @@ import confluent_kafka as ck
 COMMON = {
     "reconnect.backoff.max.ms": 200,
     # librdkafka 2.16 forgets its brokers when none is there, but not which one was the coordinator
-    # of a group: send_offsets_to_transaction may wait for a connection to it for ever.
+    # of a group: send_offsets_to_transaction may wait for a connection to it for ever, with Apache
+    # Kafka too (docs/transactions.md).
     "metadata.recovery.strategy": "none",
 }
 
