@@ -3,6 +3,7 @@ the aborted index."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,14 +12,18 @@ from kdirect.format import layout
 from kdirect.format.batch import iterate_batches
 from kdirect.format.segment_files import AbortedTransaction, parse_transaction_index
 from kdirect.log.cleaned_transactions import ABORT, COMMIT, CleanedTransactions
+from kdirect.log.config import LogConfig
 from kdirect.log.kernel_transactions import (
     aborted_transactions,
     admit_transaction,
     begin_verification,
     marker_batch,
 )
+from kdirect.log.manager import LogManager
 from kdirect.log.partition import Partition
 from tests.log.compacted_logs import NOW, compact, keyed, last_of_each_key, records_of
+from tests.log.conftest import TP
+from tests.log.test_moves import move
 
 
 def test_markers_go_after_the_records_of_their_transactions() -> None:
@@ -168,6 +173,57 @@ def test_an_aborted_transaction_is_told_of_as_long_as_old_bytes_are_read(open_pa
     compact(p, None, now_ms=NOW + 5)
     assert aborted.last_offset not in markers(p)
     assert last_of_each_key(records_of(p)) == {b"a": b"3", b"z": b"1"}
+
+
+def test_a_reader_holds_bytes_that_another_object_of_the_log_stands_for(open_partition) -> None:
+    """It reads the active segment before that has a head again, as after a start."""
+    settings = {"compacts": True, "deletes": False, "delete_retention_ms": 0}
+    p = open_partition(**settings)
+    transact(p, (2, 0, 0), [(b"a", b"2")], commit=False)
+    transact(p, (2, 0, 1), [(b"a", b"3")], commit=True)
+    p = open_partition(**settings)
+    old = p.read(0, 1 << 20)
+    (aborted,) = aborted_transactions(p.kernel, 0, p.log_end_offset)
+    for i in range(4):
+        roll_on(p)
+        compact(p, None, now_ms=NOW + i)
+        assert aborted_transactions(p.kernel, 0, p.log_end_offset) == [aborted]
+    assert [b.base_offset for b in iterate_batches(bytes(old[0]))] == [0, 1, 2, 3]
+    old.clear()
+    roll_on(p)
+    compact(p, None, now_ms=NOW + 4)
+    assert aborted_transactions(p.kernel, 0, p.log_end_offset) == []
+
+
+@pytest.mark.parametrize("replicated", [False, True])
+def test_readers_in_the_directory_that_a_log_has_left_are_known(
+    tmp_path: Path, replicated: bool
+) -> None:
+    """Those of a copy of another broker's log, too, whose active segment stays the active one."""
+    config = LogConfig(compacts=True, deletes=False, delete_retention_ms=0)
+    dirs = [tmp_path / "there", tmp_path / "here"]
+    with LogManager(dirs, config, replicated=replicated) as m:
+        p = m.create_partition(TP)
+        transact(p, (2, 0, 0), [(b"a", b"2")], commit=False)
+        transact(p, (2, 0, 1), [(b"a", b"3")], commit=True)
+        if replicated:
+            p.follow_leader()
+        p.replicated(-1, 4)
+        old = p.read(0, 1 << 20)
+        (aborted,) = aborted_transactions(p.kernel, 0, p.log_end_offset)
+        move(m, stands_still=replicated)
+        assert p.held_offsets() == [(0, 4)]
+        if replicated:
+            p.begin_epoch(1, replicated=False)
+        for i in range(4):
+            roll_on(p)
+            compact(p, None, now_ms=NOW + i)
+            assert aborted_transactions(p.kernel, 0, p.log_end_offset) == [aborted]
+        assert [b.base_offset for b in iterate_batches(bytes(old[0]))] == [0, 1, 2, 3]
+        old.clear()
+        roll_on(p)
+        compact(p, None, now_ms=NOW + 4)
+        assert aborted_transactions(p.kernel, 0, p.log_end_offset) == []
 
 
 def test_a_producer_that_has_aborted_before_is_compacted_as_others(open_partition) -> None:

@@ -3,8 +3,10 @@
 Law of the room: `KeptSegments` is the part of `kdirect.log.partition.Partition` that names segments
 to all its other parts, with the same locks.  What it works on is made by `Partition`.
 
-A segment that left the log may be read on by whoever has acquired it.  Which offsets such segments
-have is remembered (`held_offsets`), because what readers are told of them must stay.
+A segment that left the log may be read on by whoever has acquired it: cleaning or a cut has put
+another one in its place, or another object stands for its file, which became the head again or was
+moved.  Which offsets such segments have is remembered (`held_offsets`), because what readers are
+told of them must stay.
 
 A log may begin before its segments do: then it is tiered (`kdirect.log.tiering`), and what lies
 between the log start and the *local log start* is in remote storage only.
@@ -73,8 +75,8 @@ class KeptSegments:
             self._left = [s for s in (*self._left, *segments) if s.references > 0]
 
     def held_offsets(self) -> list[tuple[int, int]]:
-        """The offsets [base, end) of segments that left the log, by cleaning or a cut, and that
-        somebody may still read."""
+        """The offsets [base, end) of segments that left the log, but for those that retention has
+        deleted, and that somebody may still read."""
         self._leave(())
         with self._lock:
             return [(s.base_offset, s.end_offset) for s in self._left]

@@ -157,6 +157,7 @@ class Relocation(LogAgreement):
             self._set_segments((*self._segments[:-1], new))
         old.finish_seal()
         old.supersede()
+        self._leave((old,))
         self._aborted.cut(base)
         files, start = os.listdir(self.directory), int(self.kernel.log_start_offset)
         load_producers(self.kernel, self.directory, files, list(self._segments), start, end)
@@ -208,6 +209,7 @@ class Relocation(LogAgreement):
         self._start_on_disk = -1
         for segment in old:
             segment.end_replaced()
+        self._leave(old)
         view = self.kernel.view()
         self.gate.flushed(view.log_end_offset)
         end = view.log_end_offset, view.end_position, view.segment_base_offset

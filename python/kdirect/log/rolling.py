@@ -366,6 +366,7 @@ class Rolling(Tiering):
                 )
                 self._set_segments((*self._segments[:-1], new))
             old.supersede()
+            self._leave((old,))
         else:
             return self._put_after(self._prepare(room), now_ms)
         self._disk.directory_changed = True
