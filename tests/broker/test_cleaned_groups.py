@@ -3,6 +3,7 @@ is exchanged while it is loaded."""
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from kdirect.broker import state_topic
 from kdirect.broker.offsets import GroupTable
 from kdirect.broker.state_topic import COMPACTED, FOR_EVER, StateTopic, due_configs
 from kdirect.broker.topics import OFFSETS_TOPIC
+from kdirect.errors import CorruptLogError
 from kdirect.format import group_records as records
 from kdirect.format import layout
 from kdirect.format.batch import encode_single_bytes, iterate_batches
@@ -191,6 +193,34 @@ def test_segments_are_exchanged_while_a_log_is_loaded(
     size = partition.size
     assert shown(loaded(partition)) == shown(history.table)
     assert len(reads) > 20 and partition.size < size
+
+
+@pytest.mark.parametrize("with_transactions", [False, True])
+def test_a_damaged_batch_is_named_wherever_it_lies(
+    partition: Partition, seed: int, with_transactions: bool
+) -> None:
+    """In the middle of several small segments, which are read at once; markers, too."""
+    history = History(partition, random.Random(seed))
+    for i in range(24):
+        history.commit()
+        if with_transactions:
+            history.commit_in_transaction(7)
+            history.end(7)
+        if i % 8 == 7:
+            partition.roll()
+    known = shown(loaded(partition))
+    for segment in partition.segments[:-1]:
+        data = bytearray(segment.path.read_bytes()[: segment.size])
+        for batch in iterate_batches(bytes(data)):
+            # What the CRC covers, and the CRC itself.
+            first, end = batch.position + layout.BATCH_CRC, batch.position + batch.size
+            place, bit = history.rng.randrange(first, end), 1 << history.rng.randrange(8)
+            with open(segment.path, "r+b", buffering=0) as file:
+                os.pwrite(file.fileno(), bytes([data[place] ^ bit]), place)
+                with pytest.raises(CorruptLogError, match=f"record {batch.base_offset} of"):
+                    loaded(partition)
+                os.pwrite(file.fileno(), bytes([data[place]]), place)
+    assert shown(loaded(partition)) == known
 
 
 OWN = {**COMPACTED, "compression.type": "producer", "segment.bytes": "104857600"}

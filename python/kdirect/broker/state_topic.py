@@ -297,7 +297,10 @@ class StateTopic:
 
         tp = partition.topic_partition
         try:
-            rows, _, after = decode_records(data, tp.topic, tp.partition, offset)
+            rows, taken, after = decode_records(data, tp.topic, tp.partition, offset)
+            if taken < len(data):  # up to a broken batch: what is wrong is told of the first one
+                offset = after
+                decode_records(memoryview(data)[taken:], tp.topic, tp.partition, offset)
         except (FormatError, CorruptLogError) as e:
             raise self._unreadable(partition, offset, e.message) from e
         return rows, after
@@ -306,14 +309,13 @@ class StateTopic:
         """Take whole batches, of which some belong to transactions; the offset after them."""
         for batch in iterate_batches(data, check_crc=False):
             piece = memoryview(data)[batch.position : batch.position + batch.size]
+            rows, offset = self._records(partition, piece, offset)  # a marker is checked, too
             if not batch.is_control:
-                rows, offset = self._records(partition, piece, offset)
                 of = found.latest
                 if batch.is_transactional:
                     of = found.open.setdefault(batch.producer_id, {})
                 of.update((row.key, row) for row in rows)
                 continue
-            offset = batch.next_offset
             if batch.records_count == 0:  # the cleaner has removed its marker
                 continue
             try:
