@@ -53,6 +53,7 @@ from kdirect.log.kernel_transactions import has_late_transaction
 from kdirect.log.moves import DirectoryMoves
 from kdirect.log.partition import Partition
 from kdirect.log.recovery import load_partition
+from kdirect.log.relocation import InPlace
 from kdirect.log.remote_rules import refuse_tiered, refuse_without_system
 from kdirect.log.removals import Removals
 from kdirect.log.trouble import Trouble, is_full, trouble_of
@@ -562,18 +563,29 @@ class LogManager:
         )
 
     @contextmanager
-    def checkpoints_of_move(self, partition: Partition, to: Path) -> Iterator[None]:
+    def checkpoints_of_move(self, partition: Partition, to: Path) -> Iterator[InPlace]:
         """Within it a partition goes on in another directory, whose checkpoints name it before
-        that; those of the one that it leaves do so no more after it.  OSError before it begins."""
+        that; those of the one that it leaves do so no more after it.  OSError before it begins.
+        What it gives lets that be the partition's directory, unless one of the two has failed."""
         left = partition.directory.parent
         with self._checkpoint_lock:
             self._write_offsets(to, [*self._in(to), partition])
-            yield
+            yield partial(self._while_they_work, (to, left))
             partition.write_log_starts = partial(self._checkpoint_starts, to)
             try:
                 self._write_offsets(left, self._in(left))
             except OSError as e:  # the next one leaves it out, too
                 log.error("no checkpoint of %s after %s was moved: %s", left, partition, e)
+
+    def _while_they_work(self, directories: Sequence[Path], go: Callable[[], None]) -> None:
+        """Call `go`, after which a partition is in another directory.  One that fails meanwhile
+        takes what is in it along, so it is to be there or not.  OSError where one has failed."""
+        with self._offline_lock:
+            failed = [d for d in directories if d in self.offline]
+            if not failed:
+                go()
+                return
+        raise OSError(errno.EIO, "the log directory has failed", str(failed[0]))
 
     def _write_starts(self, directory: Path, mine: list[Partition]) -> None:
         """Of a log that is not tiered the first segment's name says as much."""

@@ -27,6 +27,7 @@ from kdirect.log.config import LogConfig
 from kdirect.log.directories import leave
 from kdirect.log.future_copy import FutureCopy
 from kdirect.log.partition import Partition
+from kdirect.log.relocation import InPlace
 from kdirect.log.removals import Removals
 from kdirect.log.trouble import Trouble, is_full, try_out
 from kdirect.model import TopicPartition
@@ -100,8 +101,8 @@ class Logs(Protocol):
     def changing(self) -> AbstractContextManager[None]:
         """While no partition is made, altered, moved or deleted by another thread."""
 
-    def checkpoints_of_move(self, partition: Any, to: Path) -> AbstractContextManager[None]:
-        """Within it the partition goes on in another directory."""
+    def checkpoints_of_move(self, partition: Any, to: Path) -> AbstractContextManager[InPlace]:
+        """Within it the partition goes on in another directory, by what it gives."""
 
     def note_failure(self, directory: Path, error: BaseException) -> None:
         """Work in this log directory ended with that error."""

@@ -14,11 +14,12 @@ it go on.  Its directory, segments and whatever else knows the directory are exc
 3. The checkpoints of the directory moved to name the partition; then the copy gets its name.  From
    here on it counts: it is noted in ``partition.metadata`` (``kdirect_moved``) that it was moved
    once more than the directory that is left, and a start that finds both goes by that.
-4. In memory the segments are exchanged.  The old ones are held by whoever has acquired them, so a
+4. In memory the directory is exchanged, unless one of the two log directories has failed by now;
+   then the segments are.  The old ones are held by whoever has acquired them, so a
    reader goes on in their bytes, which are the same.
 
-An error before 3 changes nothing but where the active segment ends.  One in 3 is undone by noting
-here, on disk, that this directory was moved once more than the copy.
+An error before 3 changes nothing but where the active segment ends.  A later one is undone by
+noting here, on disk, that this directory was moved once more than the copy.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ import os
 import shutil
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 
 from kdirect.errors import LogError, NotLeaderError
@@ -43,6 +45,9 @@ from kdirect.log.segment import LOG_SUFFIX, SUFFIXES, TEMPORARY_SUFFIX, Segment,
 
 log = logging.getLogger("kdirect.log")
 
+# `in_place(go)`: call `go`, which says where the log is, while neither directory fails.  OSError.
+InPlace = Callable[[Callable[[], None]], None]
+
 
 class Relocation(LogAgreement):
     """See the module.  What it works on is made by `Partition`."""
@@ -55,12 +60,13 @@ class Relocation(LogAgreement):
     def relocate(
         self,
         copy: FutureCopy,
-        checkpoints: Callable[[], AbstractContextManager[None]],
+        checkpoints: Callable[[], AbstractContextManager[InPlace]],
         *,
         stands_still: bool = False,
     ) -> Path:
         """Go on in the directory that `copy` becomes; the one that is left, which may be removed.
-        Within `checkpoints()`, those of the log directory moved to name this partition.
+        Within `checkpoints()`, those of the log directory moved to name this partition; what that
+        gives decides whether the log may be there.
         `stands_still`: nobody writes the log, or will before this returns; NotLeaderError where a
         copy of another broker's log is moved without.  LogError, OSError: the log stays where it
         is."""
@@ -85,9 +91,9 @@ class Relocation(LogAgreement):
             reached("move, everything is copied")
             left, final = self.directory, copy.parent / str(self.topic_partition)
             segments = copy.segments(final)
-            with self._flush_lock, checkpoints():
+            with self._flush_lock, checkpoints() as in_place:
                 reached("move, checkpoints are written")
-                self._name(copy, moved)
+                self._name(copy, moved, in_place)
                 reached("move, the copy has its name")
                 self._go_on_in(final, segments, moved)
             return left
@@ -177,14 +183,15 @@ class Relocation(LogAgreement):
         checkpoint.write_partition_metadata(self.directory, self.topic_id, self.dense_from, moved)
         self.moved = moved
 
-    def _name(self, copy: FutureCopy, moved: checkpoint.Moved) -> None:
-        """Give the copy its name, on disk."""
+    def _name(self, copy: FutureCopy, moved: checkpoint.Moved, in_place: InPlace) -> None:
+        """Give the copy its name, on disk, and let it be the directory of the log."""
         final = copy.parent / str(self.topic_partition)
         named = False
         try:
             os.rename(copy.directory, final)
             named = True
             checkpoint.sync_directory(copy.parent)
+            in_place(partial(self._be_in, final))
         except OSError as e:
             # Whichever name a start finds: this directory is the newer one.
             try:
@@ -195,11 +202,13 @@ class Relocation(LogAgreement):
                 shutil.rmtree(final, ignore_errors=True)
             raise
 
+    def _be_in(self, directory: Path) -> None:
+        self.directory = directory
+
     def _go_on_in(self, final: Path, new: list[Segment], moved: checkpoint.Moved) -> None:
-        """Exchange what is in memory; no file is touched."""
+        """Exchange what else is in memory; no file is touched."""
         old = self._segments
         with self._lock:
-            self.directory = final
             self.moved = moved
             self._set_segments(tuple(new))
         self._epochs.be_in(final)
@@ -216,4 +225,4 @@ class Relocation(LogAgreement):
         self._flushed(view, *end)
 
 
-__all__ = ["Relocation"]
+__all__ = ["InPlace", "Relocation"]
