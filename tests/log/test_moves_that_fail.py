@@ -4,8 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from kdirect.log import relocation
-from tests.log.test_moves import TP, begin, contents, fill, names, opened, parents
+from kdirect.log import checkpoint, relocation
+from tests.log.test_moves import (
+    TP,
+    begin,
+    carry_out,
+    contents,
+    disk_error,
+    fill,
+    names,
+    opened,
+    parents,
+)
 
 __all__ = ["opened", "parents"]  # fixtures
 
@@ -54,3 +64,30 @@ def test_a_directory_that_fails_while_a_partition_comes_or_goes(
         m.moves.ask(TP, m.partitions[TP].directory.parent)
     m.moves.remove_left()
     assert names(parents) == [f"{m.partitions[TP].directory.parent.name}/t-0"]
+
+
+@pytest.mark.parametrize("goes", ["when it was named", "by another hand"])
+def test_a_copy_that_is_gone_is_made_again(opened, monkeypatch, goes: str) -> None:
+    """The move does not wait for the next start."""
+    m = opened()
+    p = m.partitions[TP]
+    fill(p, 20)
+    under_way = begin(m)
+    while under_way.step(1 << 20):
+        pass
+    to, sync = under_way.parent, checkpoint.sync_directory
+    if goes == "by another hand":
+        under_way.copy.discard()
+    else:
+        with monkeypatch.context() as patch:
+            patch.setattr(
+                checkpoint,
+                "sync_directory",
+                lambda d: disk_error() if d == to and (to / "t-0").exists() else sync(d),
+            )
+            with pytest.raises(OSError):
+                m.moves.finish(under_way)
+    assert not (to / "t-0").exists() and not under_way.copy.directory.exists()
+    fill(p, 1)
+    carry_out(m, under_way)
+    assert p.directory.parent == to and len(contents(p)) == 21

@@ -64,7 +64,7 @@ class Copied(Protocol):
 
 class FutureCopy:
     """See the module.  `parent`: the log directory that is copied to.  `directory`: what is left
-    there of an earlier attempt, if anything is.
+    there of an earlier attempt, if anything is.  Where it goes, `step` begins again.
 
     Life: construct, `step` until little is missing, then either `complete` and `segments`, or
     `discard`, at any time."""
@@ -81,7 +81,7 @@ class FutureCopy:
     def step(self, most_bytes: int) -> int:
         """Copy some of what is missing; how many bytes.  OSError, LogError; ClosedError when the
         log is closed."""
-        if not self.has_begun:
+        if not self.has_begun or not self.directory.exists():
             self._begin()
         finished = self.partition.finished_segments()
         try:
@@ -154,6 +154,7 @@ class FutureCopy:
 
     def _begin(self) -> None:
         """Nothing of an earlier attempt counts."""
+        self.has_begun, self._copies, self._small = False, {}, {}
         shutil.rmtree(self.directory, ignore_errors=True)
         self.directory.mkdir()
         # A start asks whose it is.
