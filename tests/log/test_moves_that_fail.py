@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 
-from kdirect.log import checkpoint, relocation
+from kdirect.log import checkpoint, moves, relocation
 from tests.log.test_moves import (
     TP,
     begin,
@@ -12,6 +15,7 @@ from tests.log.test_moves import (
     contents,
     disk_error,
     fill,
+    move,
     names,
     opened,
     parents,
@@ -91,3 +95,49 @@ def test_a_copy_that_is_gone_is_made_again(opened, monkeypatch, goes: str) -> No
     fill(p, 1)
     carry_out(m, under_way)
     assert p.directory.parent == to and len(contents(p)) == 21
+
+
+def no_room(*arguments: Any) -> None:
+    raise OSError(28, "No space left on device")
+
+
+def test_what_was_left_goes_where_there_is_no_room_for_another_name(
+    opened, parents, monkeypatch
+) -> None:
+    """Or the next start after its topic was deleted would bring it back."""
+    m = opened()
+    fill(m.partitions[TP], 20)
+    with monkeypatch.context() as patch:
+        patch.setattr(moves, "leave", no_room)
+        now = move(m)
+    assert names(parents) == [f"{now.name}/t-0"]
+    assert len(contents(m.partitions[TP])) == 20
+
+
+@pytest.mark.parametrize("back", [True, False])
+def test_what_cannot_be_removed_is_in_nobodys_way(opened, parents, monkeypatch, back: bool) -> None:
+    """Neither of the partition that comes back, nor of a start, which knows what is older, also
+    when some of it is gone."""
+    m = opened()
+    p = m.partitions[TP]
+    fill(p, 20)
+    first, unlink = p.directory.parent, Path.unlink
+
+    def fails(path: Path, **named: Any) -> None:
+        if path.parent == first / "t-0" and path.suffix == ".log":
+            disk_error()
+        unlink(path, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(moves, "leave", no_room)
+        patch.setattr(Path, "unlink", fails)
+        now = move(m)
+    assert (first / "t-0" / checkpoint.PARTITION_METADATA).exists()
+    fill(p, 5)
+    if back:
+        assert move(m) == first
+    else:
+        m = opened(clean=False)
+    p = m.partitions[TP]
+    assert p.directory.parent == (first if back else now) and len(contents(p)) == 25
+    assert names(parents) == [f"{p.directory.parent.name}/t-0"]

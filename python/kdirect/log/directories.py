@@ -176,6 +176,31 @@ def leave(path: Path, topic_partition: TopicPartition) -> Path:
     return gone
 
 
+def leave_older(path: Path, topic_partition: TopicPartition, moved: checkpoint.Moved) -> list[Path]:
+    """A partition is to come to `path`, which was `moved`.  What it has left there, and could not
+    be removed, makes room: where it is then.  Anything else stays.  OSError."""
+    try:
+        known = checkpoint.read_partition_metadata(path)
+    except CorruptLogError:
+        return []
+    found = known.moved if known is not None else None
+    if found is not None and found.replica == moved.replica and found.times < moved.times:
+        return [leave(path, topic_partition)]
+    return []
+
+
+def remove_in_place(path: Path) -> None:
+    """Remove the directory of a partition that was moved, under its own name; what says so goes
+    last, so a start goes by it.  OSError."""
+    metadata = path / checkpoint.PARTITION_METADATA
+    for found in path.iterdir():
+        if found != metadata:
+            found.unlink(missing_ok=True)
+    checkpoint.sync_directory(path)
+    metadata.unlink(missing_ok=True)
+    path.rmdir()
+
+
 def settle_move(topic_partition: TopicPartition, paths: Sequence[Path]) -> None:
     """Directories of one partition: a broker that moved it has died before it removed what it had
     left.  The one that was moved most often stays.  Where they are not of one replica, all do."""

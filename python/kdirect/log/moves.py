@@ -24,7 +24,7 @@ from kdirect.errors import ClosedError, CorruptLogError, KdirectError
 from kdirect.failpoints import reached
 from kdirect.log import checkpoint
 from kdirect.log.config import LogConfig
-from kdirect.log.directories import leave
+from kdirect.log.directories import leave, leave_older, remove_in_place
 from kdirect.log.future_copy import FutureCopy
 from kdirect.log.partition import Partition
 from kdirect.log.relocation import InPlace
@@ -191,6 +191,8 @@ class DirectoryMoves:
             tp = partition.topic_partition
             if self._moves.get(tp) is not move:
                 return False
+            if partition.moved is not None:
+                self._left += leave_older(move.parent / str(tp), tp, partition.moved)
             checkpoints = partial(logs.checkpoints_of_move, partition, move.parent)
             left = partition.relocate(move.copy, checkpoints, stands_still=stands_still)
             del self._moves[tp]
@@ -200,12 +202,21 @@ class DirectoryMoves:
             logs.on_changed(partition)
         try:
             gone = leave(left, tp)
-        except OSError as e:  # the next start removes it
-            log.error("%s was moved, and %s cannot be removed: %s", tp, left, e)
+        except OSError as e:
+            self._remove_in_place(left, e)
             return True
         reached("move, the old directory is left")
         logs.removals.remove_directory(gone.parent, gone, logs.config.file_delete_delay_ms)
         return True
+
+    def _remove_in_place(self, left: Path, error: OSError) -> None:
+        """A directory that was left has no other name: on a full disk there may be no room for
+        one.  Nothing may find it once its partition is deleted."""
+        self._logs.note_failure(left.parent, error)
+        try:
+            remove_in_place(left)
+        except OSError as e:  # the next start removes it, or a move that comes back
+            log.error("%s was moved to another directory, and cannot be removed: %s", left, e)
 
     def failed(self, move: Move, error: Exception) -> None:
         """A step, or the end, has failed: which directory's fault is it?  The move goes on later,
