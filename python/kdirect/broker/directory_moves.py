@@ -38,6 +38,7 @@ RATE = "replica.alter.log.dirs.io.max.bytes.per.second"
 PIECE_BYTES = 4 << 20
 LEAST_BYTES = 1 << 16  # at once, however low the rate is
 PAUSE_S = 0.1  # while nothing can be done
+LEAST_WAIT_S = 0.001
 RETRY_S = 2.0  # after a failure
 HALT_S = 30.0  # for a replica to let go of its log
 
@@ -69,7 +70,7 @@ class DirectoryMover:
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping = threading.Event()
-        self._paid_until = 0.0  # when what was copied would have been, at the rate
+        self._owed = 0.0  # bytes that were copied sooner than the rate allows
         self._again_at: dict[Move, float] = {}  # after a failure
         self._copied = 0
 
@@ -134,7 +135,7 @@ class DirectoryMover:
             return False
         try:
             copied = move.step(min(PIECE_BYTES, max(LEAST_BYTES, rate)))
-            self._pay(copied, rate)
+            self._pay(copied)
             if move.is_ready(max(LEAST_BYTES, rate // 10)) and not self._stopping.is_set():
                 return self._finish(move)
             return copied > 0
@@ -149,12 +150,21 @@ class DirectoryMover:
             if move.is_over:
                 move.copy.discard()
 
-    def _pay(self, copied: int, rate: int) -> None:
+    def _pay(self, copied: int) -> None:
+        """Wait until so much may have been copied at the rate, which may change meanwhile: at a low
+        one, that takes hours."""
         self._copied += copied
-        now = time.monotonic()
-        self._paid_until = max(self._paid_until, now) + copied / rate
-        if self._paid_until - now > 0.001:
-            self._stopping.wait(self._paid_until - now)
+        self._owed += copied
+        paid = time.monotonic()
+        while not self._stopping.is_set():
+            rate = int(self._config[RATE])
+            wait = self._owed / rate if rate else PAUSE_S
+            if wait <= LEAST_WAIT_S:
+                return
+            self._stopping.wait(min(wait, PAUSE_S))
+            now = time.monotonic()
+            self._owed = max(0.0, self._owed - (now - paid) * rate)
+            paid = now
 
     def _finish(self, move: Move) -> bool:
         """The last step; False: it is not possible now."""
