@@ -141,3 +141,20 @@ def test_what_cannot_be_removed_is_in_nobodys_way(opened, parents, monkeypatch, 
     p = m.partitions[TP]
     assert p.directory.parent == (first if back else now) and len(contents(p)) == 25
     assert names(parents) == [f"{p.directory.parent.name}/t-0"]
+
+
+def test_a_copy_that_is_given_up_goes_where_there_is_no_room_for_another_name(
+    opened, parents, monkeypatch
+) -> None:
+    """Or the next start would go on with it."""
+    m = opened()
+    p = m.partitions[TP]
+    fill(p, 20)
+    begin(m).step(5000)
+    with monkeypatch.context() as patch:
+        patch.setattr(moves, "leave", no_room)
+        assert m.moves.ask(TP, p.directory.parent)
+    m.moves.remove_left()
+    assert names(parents) == [f"{p.directory.parent.name}/t-0"]
+    m = opened()
+    assert not m.moves.under_way()

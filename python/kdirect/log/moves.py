@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import shutil
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -146,8 +146,11 @@ class DirectoryMoves:
     def _give_up(self, move: Move) -> None:
         del self._moves[move.partition.topic_partition]
         move.is_over = True
-        with suppress(OSError):  # there is none yet, or its disk fails
-            self._left.append(leave(move.copy.directory, move.partition.topic_partition))
+        directory = move.copy.directory
+        try:
+            self._left.append(leave(directory, move.partition.topic_partition))
+        except OSError:  # there is none yet, no room for another name, or its disk fails
+            self._left.append(directory)
 
     # -- going on ----------------------------------------------------------------------------------
 
