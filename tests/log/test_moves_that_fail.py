@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
+from kdirect.errors import LogError
 from kdirect.log import checkpoint, moves, relocation
+from tests.log.conftest import make_batch, stamped
 from tests.log.test_moves import (
     TP,
     begin,
@@ -158,3 +160,28 @@ def test_a_copy_that_is_given_up_goes_where_there_is_no_room_for_another_name(
     assert names(parents) == [f"{p.directory.parent.name}/t-0"]
     m = opened()
     assert not m.moves.under_way()
+
+
+def test_a_copy_whose_producers_are_not_known_takes_no_records(opened, monkeypatch) -> None:
+    """What they have sent would be taken twice, once it leads."""
+    m = opened(replicated=True)
+    p = m.partitions[TP]
+    p.follow_leader()
+    ids = {"producer_id": 7, "producer_epoch": 0}
+    for i in range(3):
+        assert p.append_as_stamped(stamped(make_batch(sequence=i, **ids), i, 2)).error == 0
+    under_way = begin(m)
+    while under_way.step(1 << 20):
+        pass
+    with monkeypatch.context() as patch:
+        patch.setattr(relocation, "load_producers", disk_error)
+        with pytest.raises((OSError, LogError)):
+            m.moves.finish(under_way, stands_still=True)
+    with pytest.raises(LogError, match="Input/output error"):
+        p.begin_epoch(3, replicated=False)
+    with pytest.raises(LogError):  # closing it
+        opened()
+    m = opened(replicated=True)
+    p = m.partitions[TP]
+    p.begin_epoch(3, replicated=False)
+    assert p.append(make_batch(sequence=2, **ids)).base_offset == 2

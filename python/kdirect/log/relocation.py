@@ -165,9 +165,12 @@ class Relocation(LogAgreement):
         old.supersede()
         self._leave((old,))
         self._aborted.cut(base)
-        files, start = os.listdir(self.directory), int(self.kernel.log_start_offset)
-        load_producers(self.kernel, self.directory, files, list(self._segments), start, end)
-        self._aborted.write(self.kernel, self._segments)
+        try:
+            files, start = os.listdir(self.directory), int(self.kernel.log_start_offset)
+            load_producers(self.kernel, self.directory, files, list(self._segments), start, end)
+            self._aborted.write(self.kernel, self._segments)
+        except (OSError, LogError) as e:  # whoever leads with it would take records twice
+            raise self._cut_failed(end, e) from e
         self._tell(old, new)
 
     # -- the exchange ------------------------------------------------------------------------------
