@@ -88,7 +88,8 @@ class Client:
         regex = rng.choice(("t[0-2]", "t.*")) if rng.random() < 0.25 else ""
         names = [f"t{i}" for i in range(4)]
         count = rng.choice((1, 2, 4))
-        self.rules.subscribe(frozenset() if regex else frozenset(rng.sample(names, count)), regex)
+        alone = regex and rng.random() < 0.5
+        self.rules.subscribe(frozenset() if alone else frozenset(rng.sample(names, count)), regex)
 
     def step(self, *, lossy=True):
         """Work on what it was told, then perhaps a heartbeat."""
@@ -305,7 +306,7 @@ class World:
     def check_spread(self, alive):
         readers: dict[records.Partition, list[Client]] = {}
         for client in alive:
-            names = client.topics or self.topics.matching(client.regex, self.topics.names())
+            names = client.topics | self.topics.matching(client.regex, self.topics.names())
             for name in names & set(self.topics.known):
                 facts = self.topics.known[name]
                 for i in range(facts.partitions):

@@ -112,6 +112,30 @@ def test_members_share_what_they_read_and_give_it_back():
         assert not admin.list_consumer_groups().result().valid
 
 
+def test_names_are_assigned_before_what_an_expression_adds():
+    """librdkafka's own test 0045 asks for this order of a broker, as Kafka has it."""
+    with kdirect.Broker(**SETTINGS) as broker:
+        make_topics(broker, x1=4, x2=4, y=2)
+        given = []
+
+        def assign(consumer, partitions):
+            given.append(sorted((tp.topic, tp.partition) for tp in partitions))
+            consumer.incremental_assign(partitions)
+
+        a = consumer(broker)
+        a.subscribe(["^x.*", "y"], on_assign=assign)
+        poll_until([a], lambda _: len(owned(a)) == 10)
+        names = [("y", 0), ("y", 1)]
+        assert given == [names, [(t, i) for t in ("x1", "x2") for i in range(4)]]
+        a.unsubscribe()
+        poll_until([a], lambda _: not owned(a))
+        given.clear()
+        a.subscribe(["^x.*"], on_assign=assign)
+        poll_until([a], lambda _: len(owned(a)) == 8)
+        assert len(given) == 1
+        a.close()
+
+
 def test_members_go_on_after_a_restart_of_the_broker(tmp_path):
     settings = {**SETTINGS, "log_dirs": tmp_path}
     with kdirect.Broker(**settings) as broker:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 
 import pytest
@@ -222,6 +223,35 @@ def test_expressions_follow_the_topics():
     assert w.group.regexes["t.*"].topics == {"t", "t2"}
     w.beat("a", 2, regex="")
     assert not w.group.regexes and not w.group.topics
+
+
+def test_names_come_before_what_an_expression_adds():
+    """Kafka evaluates an expression after it has answered for the names, and clients count on it;
+    what the expression alone stands for does not wait."""
+    w = World()
+    w.machine.settings = dataclasses.replace(w.machine.settings, refresh_ms=60_000)
+    w.topics.create("t2", 4)
+    w.topics.create("u", 1)
+    other = w.join("b", topics=("t2",))
+    assert len(other.assignment) == 4
+    first = w.join("a", topics=("u",), regex="t2")
+    assert {topic for topic, _ in first.assignment} == {w.topics.facts("u").topic_id}
+    assert not w.group.regexes
+    # "t2" is no new topic of the group, and it is a's all the same.
+    w.beat("a", first.epoch, owned=first.assignment)
+    given_back = w.beat("b", other.epoch, owned=other.assignment)
+    w.beat("b", given_back.epoch, owned=given_back.assignment)
+    rest = w.beat("a", w.group.members["a"].epoch, owned=first.assignment)
+    assert len(rest.assignment) == 2 and w.group.state() == state.STABLE
+    third = w.join("c", topics=("u",), regex="t2")  # it is known by now
+    assert third.epoch == rest.epoch + 1 and len(w.group.targets["c"]) >= 1
+    assert w.group.regexes["t2"].version == 0
+    alone = w.machine.heartbeat(
+        1,
+        Heartbeat("h", "d", 0, regex="t.*", rebalance_timeout_ms=500, owned=frozenset()),
+        w.now,
+    )
+    assert len(w.take(alone)[0].assignment) == 8
 
 
 def test_what_is_no_expression():

@@ -230,7 +230,11 @@ class ConsumerGroupCoordinator:
             raise
         before = member.assigned if r.epoch else None
         bump = self._update(group, member, r, rows)
-        self.advance(group, member, bump, r.owned, now_ms, rows)
+        # One that joins with names and an expression is given its names first, as by Kafka: clients
+        # count on that order.  The rest is for its next heartbeat, which acknowledges the names.
+        names_first = r.epoch == 0 and member.topics and member.regex not in group.regexes
+        later = member.regex if names_first else None
+        self.advance(group, member, bump, r.owned, now_ms, rows, later)
         member.session_deadline = now_ms + self.session_timeout_ms(group.group_id)
         out.append(SaveRows(group.group_id, tuple(rows)))
         told = r.is_full() or member.assigned != before
@@ -465,11 +469,12 @@ class ConsumerGroupCoordinator:
         owned: frozenset[Partition] | None,
         now_ms: float,
         rows: list[Row],
+        later: str | None = None,
     ) -> None:
         """What follows from what a member has said: another group epoch, another target, one step
-        of this member towards it."""
+        of this member towards it.  `later`: an expression for the next heartbeat to evaluate."""
         if bump or now_ms >= group.look_at:
-            bump = self._look_at_topics(group, now_ms, rows) or bump
+            bump = self._look_at_topics(group, now_ms, rows, later) or bump
         if bump:
             group.epoch += 1
             rows.append(group.group_row())
@@ -480,26 +485,28 @@ class ConsumerGroupCoordinator:
             waits = member.state == UNREVOKED and member.classic is None
             member.revoke_deadline = now_ms + member.rebalance_timeout_ms if waits else FOREVER
 
-    def _look_at_topics(self, group: ConsumerGroup, now_ms: float, rows: list[Row]) -> bool:
-        """Are there other topics than the group knew of, or do they have more partitions?"""
-        group.look_at = now_ms + self.settings.refresh_ms
-        self._look_at_regexes(group, now_ms, rows)
-        topics = {}
-        for name in group.all_subscribed():
-            facts = self.topics.facts(name)
-            if facts is not None:
-                topics[name] = facts
+    def _look_at_topics(
+        self, group: ConsumerGroup, now_ms: float, rows: list[Row], later: str | None = None
+    ) -> bool:
+        """Are there other topics than the group knew of, do they have more partitions, or does an
+        expression stand for others?"""
+        group.look_at = now_ms + self.settings.refresh_ms if later is None else now_ms
+        changed = self._look_at_regexes(group, now_ms, rows, later)
+        facts = ((name, self.topics.facts(name)) for name in group.all_subscribed())
+        topics = {name: found for name, found in facts if found is not None}
         if topics == group.topics:
-            return False
+            return changed
         group.topics = topics
         rows.append(group.topics_row())
         return True
 
-    def _look_at_regexes(self, group: ConsumerGroup, now_ms: float, rows: list[Row]) -> None:
-        used = {m.regex for m in group.members.values() if m.regex}
-        if not used and not group.regexes:
-            return
+    def _look_at_regexes(
+        self, group: ConsumerGroup, now_ms: float, rows: list[Row], later: str | None
+    ) -> bool:
+        """Whether one that members use stands for other topics than before."""
+        used = {m.regex for m in group.members.values() if m.regex and m.regex != later}
         names = list(self.topics.names()) if used else []
+        changed = False
         for regex in [r for r in group.regexes if r not in used]:
             del group.regexes[regex]
             rows.append(group.regex_row(regex))
@@ -507,9 +514,10 @@ class ConsumerGroupCoordinator:
             found = self.topics.matching(regex, names)
             known = group.regexes.get(regex)
             if known is None or known.topics != found:
-                version = 0 if known is None else known.version + 1
+                changed, version = True, 0 if known is None else known.version + 1
                 group.regexes[regex] = RegexValue(found, version, int(now_ms))
                 rows.append(group.regex_row(regex))
+        return changed
 
     def _assign(self, group: ConsumerGroup, rows: list[Row]) -> None:
         """Compute the target of all members."""
