@@ -669,7 +669,11 @@ def test_one_directory_wins_after_a_kill(parents, step: str, times: int) -> None
     parents[0].parent.mkdir(exist_ok=True)
     killed = subprocess.run(
         [sys.executable, "-c", SCRIPT, *map(str, parents)],
-        env={**os.environ, VARIABLE: f"{step}:{times}"},
+        env={
+            **os.environ,
+            VARIABLE: f"{step}:{times}",
+            "PYTHONPATH": str(Path(__file__).parents[2]),
+        },
         capture_output=True,
         text=True,
         timeout=120,
