@@ -37,6 +37,7 @@ def test_many_replicas_are_described_on_a_thread(
         files=Files(),
         logs=SimpleNamespace(partitions={}),
         replicas=SimpleNamespace(feeding=lambda: feeds),
+        mover=None,
     )
     nothing: Any = None
     handlers = LogDirHandlers(services)

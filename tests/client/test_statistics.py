@@ -26,6 +26,7 @@ COUNTING = {
     "python/kdirect/broker/access.py": {"broker"},
     "python/kdirect/broker/broker.py": {"broker", "log", "member"},
     "python/kdirect/broker/cleaner.py": {"log"},
+    "python/kdirect/broker/directory_moves.py": {"log"},
     "python/kdirect/broker/member.py": {"member"},
     "python/kdirect/broker/produce_access.py": {"broker"},
     "python/kdirect/broker/replication.py": {"member"},
