@@ -8,16 +8,18 @@ was committed, whole and once, and nothing of the others.
 from __future__ import annotations
 
 import random
+import threading
 import uuid
 
 import confluent_kafka
 import pytest
 
 import kdirect
-from kdirect import AccessDeniedError, ProducerFencedError, TopicPartition
+from kdirect import AccessDeniedError, KdirectError, ProducerFencedError, TopicPartition
 from kdirect.broker import head_access, head_driver
 from kdirect.client import machine_driver
 from kdirect.client.direct_append import DirectAppender
+from kdirect.client.transaction import GroupMetadata
 from kdirect.client.transaction_entry import EntryAnswer
 from kdirect.errors import ProtocolError
 from tests.support import wait_until
@@ -30,11 +32,11 @@ def topic(broker):
     return make_topic(broker)
 
 
-def make_topic(broker, **configs):
+def make_topic(broker, partitions=1, **configs):
     name = f"t{uuid.uuid4().hex[:8]}"
     with kdirect.connect(broker.bootstrap_servers) as session:
         session.admin.create_topic(
-            name, 1, configs={k.replace("_", "."): str(v) for k, v in configs.items()}
+            name, partitions, configs={k.replace("_", "."): str(v) for k, v in configs.items()}
         )
     return name
 
@@ -70,9 +72,9 @@ def transaction(made, topic, values, *, commit=True):
     return []
 
 
-def committed(broker, topic, **settings):
-    """What our reader of committed records sees of partition 0."""
-    tp = TopicPartition(topic, 0)
+def committed(broker, topic, *, partition=0, **settings):
+    """What our reader of committed records sees of a partition."""
+    tp = TopicPartition(topic, partition)
     base = {"bootstrap.servers": broker.bootstrap_servers, "isolation.level": "read_committed"}
     with kdirect.Consumer({**base, **settings}) as reader:
         end = reader.get_watermark_offsets(tp)[1]
@@ -281,6 +283,8 @@ def test_a_head_is_not_taken_before_it_is_entered(broker, topic, monkeypatch):
     b.begin_transaction()
     asks.append(refused)
     expected = transaction(a, topic, ["a 1"])
+    b.abort_transaction()
+    b.begin_transaction()
     b.produce(topic, "b 2", partition=0)  # between two transactions it is given in turn
     b.commit_transaction()
     monkeypatch.setattr(head_access, "ENTER_S", 0.0)
@@ -331,6 +335,113 @@ def test_others_are_kept_off_as_by_every_exclusive_head(broker, topic):
         made.commit_transaction()
         plain.close()
     check(broker, topic, {"a": [*expected, "a 2"]})
+
+
+def both_written(made, topic):
+    """The producer has had a way to both partitions."""
+    for partition in (0, 1):
+        made.begin_transaction()
+        made.produce(topic, "warm", partition=partition)
+        made.abort_transaction()
+
+
+@pytest.mark.parametrize("linger_ms", [0, 5])
+@pytest.mark.parametrize("warm", [False, True])
+def test_who_waits_for_a_holder_in_vain_gives_its_own_heads_back(
+    broker, monkeypatch, warm, linger_ms
+):
+    """The holder may wait for one of them.  The transaction can only be aborted, and whether there
+    was a way to the partition before is no matter."""
+    topic = make_topic(broker, 2)
+    a, b = (ready(broker, f"{topic}-{name}", **{"linger.ms": linger_ms}) for name in "ab")
+    if warm:
+        both_written(a, topic)
+        both_written(b, topic)
+    for made, own in ((a, 0), (b, 1)):
+        made.begin_transaction()
+        made.produce(topic, "1", partition=own)
+        made.flush()
+    monkeypatch.setattr(machine_driver, "EXCLUSIVE_WAIT_S", 0.1)
+    with pytest.raises(KdirectError) as caught:
+        a.produce(topic, "2", partition=1)
+        a.commit_transaction(20)
+    assert caught.value.txn_requires_abort and not (caught.value.fatal or caught.value.retriable)
+    with pytest.raises(kdirect.TransactionAbortableError):
+        a.produce(topic, "3", partition=0)
+    monkeypatch.setattr(machine_driver, "EXCLUSIVE_WAIT_S", 60.0)
+    b.produce(topic, "b", partition=0)  # which `a` has held, and has not aborted yet
+    b.commit_transaction(30)
+    a.abort_transaction(30)
+    a.begin_transaction()
+    for partition in (0, 1):
+        a.produce(topic, "a", partition=partition)
+    a.commit_transaction(30)
+    a.close()
+    b.close()
+    assert committed(broker, topic) == ["b", "a"]
+    assert committed(broker, topic, partition=1) == ["1", "a"]
+
+
+@pytest.mark.parametrize("warm", [False, True])
+def test_two_that_wait_for_each_other_both_come_through(broker, warm):
+    """Each does what docs/transactions.md says: abort, and begin again."""
+    topic = make_topic(broker, 2)
+    late = {"transaction.timeout.ms": 20_000}
+    a, b = (ready(broker, f"{topic}-{name}", **late) for name in "ab")
+    if warm:
+        both_written(a, topic)
+        both_written(b, topic)
+    meeting = threading.Barrier(2)
+    aborted, errors = [], []
+
+    def run(made, name, first):
+        try:
+            for attempt in range(20):
+                made.begin_transaction()
+                try:
+                    made.produce(topic, name, partition=first)
+                    made.flush()
+                    if not attempt:
+                        meeting.wait(60)
+                    made.produce(topic, name, partition=1 - first)
+                    made.commit_transaction()
+                    return
+                except KdirectError as e:
+                    if not e.txn_requires_abort:
+                        raise
+                    aborted.append(name)
+                    made.abort_transaction()
+            errors.append(f"{name} never came through")
+        except Exception as e:
+            errors.append(e)
+
+    threads = [threading.Thread(target=run, args=one) for one in ((a, "a", 0), (b, "b", 1))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    assert aborted, "neither waited for the other"
+    a.close()
+    b.close()
+    for partition in (0, 1):
+        assert sorted(committed(broker, topic, partition=partition)) == ["a", "b"]
+
+
+def test_a_transaction_that_a_coordinator_refuses_gives_its_heads_back(broker, topic):
+    """Before it is aborted: nothing more is written in it."""
+    a, b = (ready(broker, f"{topic}-{name}") for name in "ab")
+    a.begin_transaction()
+    a.produce(topic, "a", partition=0)
+    a.flush()
+    nobody = GroupMetadata(topic, 7, "who has left")
+    with pytest.raises(kdirect.TransactionAbortableError):
+        a.send_offsets_to_transaction({TopicPartition(topic, 0): 1}, nobody)
+    expected = transaction(b, topic, ["b 1"])
+    a.abort_transaction()
+    a.close()
+    b.close()
+    check(broker, topic, {"b": expected})
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -64,9 +64,11 @@ def waiting(writer):
     return [tag for _, _, tag in writer.backlog]
 
 
-def made(*events, now=0.0, idempotent=True):
+def made(*events, now=0.0, idempotent=True, transactional=False):
     """A machine that has seen these events."""
-    writer = PartitionWriter("t-0", TIMEOUT_S * 1000, idempotent=idempotent)
+    writer = PartitionWriter(
+        "t-0", TIMEOUT_S * 1000, idempotent=idempotent, transactional=transactional
+    )
     for event in events:
         writer.on(event, now)
     return writer
@@ -297,6 +299,25 @@ def test_access_that_another_has_keeps_the_queue_pair():
     assert writer.state is State.LOST and waiting(writer) == [1]
 
 
+@pytest.mark.parametrize("transactional", [False, True])
+@pytest.mark.parametrize("held", [False, True])
+def test_a_transaction_does_not_wait_for_whoever_holds_the_partition(transactional, held):
+    """That producer may wait for a partition of this transaction."""
+    writer = made(pw.Needed(), pw.Opened(Way.DIRECT), transactional=transactional)
+    writer.on(Returned(unanswered=requests(1, 2)), 0.0)
+    assert writer.on(pw.Looked(), 0.0) == (pw.Probe(False),)
+    writer.on(pw.Reached(), 0.0)
+    error = AccessDeniedError("another has it")
+    error.held = held
+    effects = writer.on(pw.OpenFailed(error), 0.0)
+    if transactional and held:
+        assert told(effects) == [1, 2] and effects[-1].error.__cause__ is error
+        assert writer.state is State.IDLE and not writer.backlog
+    else:
+        assert effects == ()
+        assert writer.state is State.LOST and waiting(writer) == [1, 2]
+
+
 # -- leaving and the end ---------------------------------------------------------------------------
 
 
@@ -337,7 +358,7 @@ class Driver:
 
     def __init__(self, seed):
         self.random = random.Random(seed)
-        self.writer = made()
+        self.writer = made(transactional=self.random.random() < 0.5)
         self.under_way = deque()
         self.outcomes = []
         self.now = 0.0
@@ -356,6 +377,8 @@ class Driver:
                 self.outcomes.append(tag)
             case pw.Open():
                 error = dice.choice((QueuePairError("x"), AccessDeniedError("held")))
+                if isinstance(error, AccessDeniedError):
+                    error.held = dice.random() < 0.5
                 way = pw.Opened(dice.choice(tuple(Way)), denied=dice.random() < 0.5)
                 self.feed(way if dice.random() < 0.6 else pw.OpenFailed(error))
             case pw.Probe():

@@ -10,6 +10,7 @@ this.
 from __future__ import annotations
 
 import logging
+import random
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -100,6 +101,8 @@ class MachineDriver:
             self._mode = layout.PRODUCE_SHARED
         # The partitions that have records of the transaction by now, whether sent or not.
         self.about_to_write: Callable[[], Iterable[TopicPartition]] = lambda: ()
+        # Another producer holds a partition that the transaction has to write, and stays.
+        self.kept_off: Callable[[AccessDeniedError], None] = lambda error: None
         self._outcomes: list[Outcome] = []  # appenders hold this very list
         self._retired = Counter[str]()  # what appenders that have ended had counted
         self._silent = SilentBrokers(session.environment, session.cluster, self.links)
@@ -259,8 +262,13 @@ class MachineDriver:
         a moment, or for good, as with a broker that came back without RDMA).  AccessDeniedError
         when it was asked for exclusively and somebody else has it."""
         attempt = 0
-        most = EXCLUSIVE_WAIT_S if timeout_ms is None else timeout_ms / 1000
-        exclusive_until = self._monotonic() + min(EXCLUSIVE_WAIT_S, most)
+        wait_s = EXCLUSIVE_WAIT_S
+        if self.transaction is not None:
+            # Two transactions may wait for each other.  Where they begin at the same time, and
+            # again after each abort, one of them still gives way first.
+            wait_s *= random.uniform(1.0, 2.0)
+        most = wait_s if timeout_ms is None else timeout_ms / 1000
+        exclusive_until = self._monotonic() + min(wait_s, most)
         while True:
             if self._closed:  # by this thread, in a signal handler
                 raise ClosedError("the producer is closed", hint="make a new one")

@@ -15,7 +15,8 @@ The states, and what leads from one to another:
                                     LOST, if something is under way or the queue pair broke; IDLE
     TCP ── DirectWanted, Drained ──> OPENING
     LOST ── Looked, Reached ──> REOPENING ── Opened ──> DIRECT or TCP
-                                    └── OpenFailed ──> LOST, or IDLE when the time is over
+                                    └── OpenFailed ──> LOST; or IDLE, when the time is over, and
+                                                     where a holder keeps a transaction off
     each of them ── Expired ──> IDLE        each of them ── Closing ──> CLOSED
 
 While a way is opened, the thread that opens it may come back to the partition: in a signal handler
@@ -290,7 +291,8 @@ Effect = Open | Probe | Close | DropLink | Resend | Drain | TakeBack | Renew | T
 class PartitionWriter:
     """See the module.  `name` of the partition; `timeout_ms`: delivery.timeout.ms.  A
     `transactional` producer is idempotent and begins no new sequence: after a gap the transaction
-    can only be aborted."""
+    can only be aborted.  So it can where another producer holds the partition: that one may wait
+    for a partition of this transaction, and then one of the two has to give way."""
 
     def __init__(
         self, name: str, timeout_ms: float, *, idempotent: bool, transactional: bool = False
@@ -303,6 +305,7 @@ class PartitionWriter:
         self._name = name
         self._timeout_ms = timeout_ms
         self._idempotent = idempotent
+        self._transactional = transactional
         self._renews = idempotent and not transactional
         self._pause = FIRST_PAUSE_S
         self._doubted = False  # the broker may not answer, so it is probed before anybody waits
@@ -500,8 +503,10 @@ class PartitionWriter:
     def _retry(self, event: OpenFailed | Unreached, now: float) -> Sequence[Effect]:
         error = self._why = event.error
         moved = has_moved(error)
+        kept_off = isinstance(error, AccessDeniedError) and error.held and self._transactional
         if (
             event.final
+            or kept_off
             or not (moved or isinstance(error, TRANSIENT))
             or now + self._pause >= self.deadline
         ):  # fmt: skip

@@ -50,7 +50,14 @@ from kdirect.client.partition_writer import (
 from kdirect.client.request_append import RequestAppender
 from kdirect.client.transaction_entry import NO_FILE, Entry, answers_of, leave_transaction
 from kdirect.client.written_partition import WrittenPartition, no_room
-from kdirect.errors import BufferFullError, ClosedError, DeliveryError, KdirectError, TimedOutError
+from kdirect.errors import (
+    AccessDeniedError,
+    BufferFullError,
+    ClosedError,
+    DeliveryError,
+    KdirectError,
+    TimedOutError,
+)
 from kdirect.model import TopicPartition
 from kdirect.wire.channel import Channel
 from kdirect.wire.connection import Pending
@@ -210,7 +217,16 @@ class ProduceDriver(MachineDriver):
         elif p.writer.state in (State.OPENING, State.REOPENING):
             raise no_room(p.tp)  # this thread opens the way, and has come back in a signal handler
         else:
-            self._feed(p, Needed())
+            self._need(p)
+
+    def _need(self, p: WrittenPartition, timeout_ms: float | None = None) -> None:
+        """Open a way to a partition that has none, and that is to be written."""
+        try:
+            self._feed(p, Needed(timeout_ms))
+        except AccessDeniedError as e:
+            if e.held and self.transaction is not None:
+                self.kept_off(e)
+            raise
 
     def _open_direct_way(self, tp: TopicPartition) -> DirectAppender | None:
         """What sends records of `tp` at once, opened now if there is no way yet; None: use
@@ -221,7 +237,7 @@ class ProduceDriver(MachineDriver):
     def _open_way(self, tp: TopicPartition, timeout_ms: float | None = None) -> WrittenPartition:
         p = self._partitions.get(tp) or self._add(tp)
         if p.writer.state is State.IDLE:
-            self._feed(p, Needed(timeout_ms))
+            self._need(p, timeout_ms)
         return p
 
     def _add(self, tp: TopicPartition) -> WrittenPartition:
@@ -376,6 +392,8 @@ class ProduceDriver(MachineDriver):
 
     def give_back_held(self) -> None:
         """Give back the heads that this producer holds alone; see `give_back`."""
+        for link in self.links:
+            link.drain()  # what is answered by now holds up no head
         for tp, p in list(self._partitions.items()):
             appender = p.appender
             if isinstance(appender, DirectAppender) and not appender.writer.shared:

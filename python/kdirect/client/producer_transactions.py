@@ -19,6 +19,7 @@ from kdirect.client.producer_batches import SLICE_MS, TURN_S, ProducerBatches
 from kdirect.client.transaction import GroupMetadata, Phase, Transaction
 from kdirect.client.transaction_link import TransactionLink
 from kdirect.errors import (
+    AccessDeniedError,
     BrokerError,
     ConfigError,
     DeliveryError,
@@ -43,6 +44,7 @@ class ProducerTransactions(ProducerBatches):
         if self._transaction is not None:
             self._coordinators = TransactionLink(session.cluster, settings, self._transaction)
             self._driver.about_to_write = lambda: {*self._open, *self._named}
+            self._driver.kept_off = self._kept_off
 
     # -- calls -------------------------------------------------------------------------------------
 
@@ -162,11 +164,15 @@ class ProducerTransactions(ProducerBatches):
             with self._lock:
                 self._check()
                 left_ms = (until - self._monotonic()) * 1000
-                if phase is not None and machine.phase is not phase:
-                    machine.check()
-                    return
-                if link.turn(left_ms):
-                    return
+                try:
+                    if phase is not None and machine.phase is not phase:
+                        machine.check()
+                        return
+                    if link.turn(left_ms):
+                        return
+                except KdirectError:
+                    self._give_back_if_failed()
+                    raise
                 if left_ms <= 0:
                     link.give_up()
                     raise TimedOutError(
@@ -227,9 +233,23 @@ class ProducerTransactions(ProducerBatches):
             cause = error.__cause__
             code = cause.code if isinstance(cause, BrokerError) else -1
             self._transaction.failed(error, code)
-            if self._transaction.phase in (Phase.FAILED, Phase.FATAL):
-                # Nothing more is written in it: another producer may want the heads.
-                self._driver.give_back_held()
+            self._give_back_if_failed()
+
+    def _kept_off(self, error: AccessDeniedError) -> None:
+        """Another producer holds a partition of the transaction alone, and stays.  It may wait for
+        one that this producer holds, so this transaction fails, and gives its heads back."""
+        self._fail(error)
+        machine = self._transaction
+        if machine is not None and machine.phase is Phase.FAILED:
+            error.retriable, error.txn_requires_abort = False, True
+            error.hint = "call abort_transaction, and begin again"
+
+    def _give_back_if_failed(self) -> None:
+        """Nothing more is written in a transaction that has failed: another producer may want the
+        heads."""
+        machine = self._transaction
+        if machine is not None and machine.phase in (Phase.FAILED, Phase.FATAL):
+            self._driver.give_back_held()
 
     def _answer(self, sent: Sent, base_offset: int, error: DeliveryError | None) -> None:
         super()._answer(sent, base_offset, error)
@@ -248,7 +268,10 @@ class ProducerTransactions(ProducerBatches):
         """Before a batch goes to `tp`: it belongs to the transaction, with everything that has
         records now.  Releases the lock while the coordinator is asked."""
         machine, link = self._transaction, self._coordinators
-        if machine is None or link is None or tp in machine.partitions:
+        if machine is None or link is None:
+            return
+        machine.check()  # one that has failed takes no head again
+        if tp in machine.partitions:
             return
         machine.write({tp, *self._open, *self._named})
         number, until = machine.number, self._until(None)
