@@ -25,7 +25,7 @@ TIERED = {
     "local.retention.bytes": "1",
     "retention.ms": "-1",
 }
-WAIT_S = 30.0
+WAIT_S = 60.0
 
 
 def properties(place: Place, log_dir: Path, **more: Any) -> dict[str, Any]:
