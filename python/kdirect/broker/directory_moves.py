@@ -195,7 +195,8 @@ class DirectoryMover:
         except concurrent.futures.TimeoutError as e:
             future.cancel()
             raise KdirectError(
-                "a replica did not let go of its log in time", hint="nothing to do"
+                f"a replica did not let go of its log within {HALT_S:g} s",
+                hint="its move is tried again by itself; see why it is busy if this comes again",
             ) from e
 
     # -- on the event loop -------------------------------------------------------------------------

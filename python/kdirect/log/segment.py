@@ -291,8 +291,7 @@ class Segment:
             self._references -= 1
             if self._references > 0 or self.is_head:
                 return
-            ended = self.deleted or self._superseded or self._closed
-            longer = self.sealed and self.file_length > self._size
+            ended, longer = self._is_over(), self._is_longer()
             if ended or longer:
                 detached = self._detach()
         if detached is None:
@@ -310,14 +309,20 @@ class Segment:
             return False
         try:
             if self._references < 2 and not self.is_head:
-                ended = self.deleted or self._superseded or self._closed
-                longer = self.sealed and self.file_length > self._size
-                if ended or longer or not _idle.add_nowait(self):
+                if self._is_over() or self._is_longer() or not _idle.add_nowait(self):
                     return False
             self._references -= 1
             return True
         finally:
             self._lock.release()
+
+    def _is_over(self) -> bool:
+        """Does its mapping end with its last holder?"""
+        return self.deleted or self._superseded or self._closed
+
+    def _is_longer(self) -> bool:
+        """Is the file to be cut after its records?"""
+        return self.sealed and self.file_length > self._size
 
     @property
     def references(self) -> int:
