@@ -28,7 +28,7 @@ export PATH := $(BIN):$(PATH)
 export SPARK_LOCAL_IP ?= 127.0.0.1
 unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV SPARK_HOME SPARK_CONF_DIR PYSPARK_SUBMIT_ARGS
 
-SOURCES := $(sort $(shell find python kdirect_spark jvm_shim/src -type f \
+SOURCES := $(sort $(shell find python kdirect_spark jvm_shim/src/main -type f \
 	\( -name '*.py' -o -name '*.pyx' -o -name '*.pxd' -o -name '*.pyi' -o -name '*.h' \
 	-o -name '*.json' -o -name py.typed -o -path 'jvm_shim/*' \)))
 
@@ -106,6 +106,12 @@ committed-schedules: install ## Run seeded schedules of one-sided readers of com
 	KDIRECT_SCHEDULES=$(or $(COUNT),1000) KDIRECT_SEED=$(or $(SEED),0) $(BIN)/pytest -q \
 		tests/simulation/test_committed.py
 
+.PHONY: pushdown-fuzz
+pushdown-fuzz: install ## Push random filters, counts and options down in Spark, and compare the
+## rows with those that Spark chooses itself; COUNT=500, SEED=n
+	KDIRECT_CONDITIONS=$(or $(COUNT),500) KDIRECT_SEED="$(SEED)" \
+		$(BIN)/pytest --timeout 0 tests/spark/test_pushdown_fuzz.py $(ARGS)
+
 .PHONY: group-schedules
 group-schedules: install ## Run seeded schedules of consumer groups, by the rules alone;
 ## COUNT=5000, SEED=the first one
@@ -152,6 +158,12 @@ slash-kills: install ## Kill drivers, workers, planners and brokers under accele
 	PYTHONPATH=$(CURDIR) $(BIN)/python -m tests.spark.slash_kills --keep-going \
 		--first $(or $(SEED),0) --count $(or $(COUNT),300)
 
+.PHONY: sink-kills
+sink-kills: install ## Kill tasks, commits, drivers and brokers under streams into the exactly-once
+## sink, and look what a stock client sees; COUNT=300 kills, SEED=the first one
+	PYTHONPATH=$(CURDIR) $(BIN)/python -m tests.spark.sink_kills --keep-going \
+		--first $(or $(SEED),0) --count $$(( ($(or $(COUNT),300) + 2) / 3 ))
+
 .PHONY: txn-histories
 txn-histories: install ## Run seeded histories of transactions in one log, beside a plain model;
 ## COUNT=2000, SEED=the first one
@@ -163,6 +175,18 @@ txn-schedules: install ## Run seeded schedules of transactions and their coordin
 ## COUNT=schedules, SEED=first
 	PYTHONPATH=$(CURDIR) $(BIN)/python -m tests.broker.transaction_schedules --cores \
 		--first $(or $(SEED),0) --schedules $(or $(COUNT),20000)
+
+.PHONY: exactly-once-schedules
+exactly-once-schedules: install ## Run seeded schedules of batches that are written exactly once;
+## COUNT=schedules, SEED=first
+	PYTHONPATH=$(CURDIR) $(BIN)/python -m tests.broker.attempt_schedules --cores \
+		--first $(or $(SEED),0) --schedules $(or $(COUNT),20000)
+
+.PHONY: exactly-once-kills
+exactly-once-kills: install ## Kill the broker while drivers write batches exactly once, or leave
+## (ten seconds each); COUNT=200, SEED=the first one
+	PYTHONSAFEPATH=1 KDIRECT_ROUNDS=$(or $(COUNT),200) KDIRECT_SEED=$(or $(SEED),0) \
+		$(BIN)/pytest tests/client/test_exactly_once_kills.py -k killed $(ARGS)
 
 .PHONY: txn-kills
 txn-kills: install ## Kill the broker and a client that consumes, transforms and produces in
@@ -214,6 +238,11 @@ slash-laws: install ## Test the laws of the delta protocol, with every kind of s
 
 SANITIZED := build/sanitized
 SANITIZERS := address,undefined
+
+.PHONY: parity
+parity: install ## Run the scenarios of Spark's Kafka suites with format("kafka") and
+## format("kdirect") against one broker, and write their differences into docs/spark.md
+	PYTHONPATH=$(CURDIR) $(BIN)/python -m tests.parity.run $(if $(ARGS),$(ARGS),--write)
 
 .PHONY: slash-plans
 slash-plans: install ## Make the analyzed plans of tests/slash again, from this Spark
@@ -353,10 +382,20 @@ $(VENV)/.installed: $(VENV)/.sources $(SOURCES) setup.py pyproject.toml $(VENV)/
 	@touch $@
 
 .PHONY: jar
-jar: install ## Put the JVM shim's jar into dist/, for spark-submit --jars
-## (build.sbt makes the same with sbt)
-	@mkdir -p dist
-	@$(BIN)/python -m kdirect_spark.shim --output dist/kdirect-spark-shim.jar
+jar: install ## Put the jar with shim and Python packages into dist/, for spark-submit --jars, and
+## into dist/maven, for --packages; ADD="jars of other Pythons or platforms"
+	@$(BIN)/python -m kdirect_spark.one_jar --output dist --repository dist/maven \
+		$(if $(ADD),--add $(ADD))
+
+.PHONY: sbt
+sbt: install ## Run sbt, which is fetched, for build.sbt; ARGS="test package"
+	@$(BIN)/python jvm_shim/sbt.py $(or $(ARGS),test package)
+
+.PHONY: spark-versions
+spark-versions: install ## Run the jar on versions of Spark (460 MB each, kept in the cache);
+## SPARKS="4.1.0 4.3.0"
+	KDIRECT_SPARKS="$(or $(SPARKS),4.1.0 4.1.4 4.2.1 4.3.0)" $(BIN)/pytest \
+		tests/packaging/test_jar_in_spark.py -k versions $(ARGS)
 
 .PHONY: clean
 clean: ## Remove what builds and runs leave behind, but for .venv

@@ -41,8 +41,8 @@ class FreshBuildPy(build_py):
         # The sources of the JVM shim travel with the connector, which compiles them for the Spark
         # at hand.
         shutil.copytree(
-            ROOT / "jvm_shim" / "src",
-            Path(self.build_lib, "kdirect_spark", "jvm_shim", "src"),
+            ROOT / "jvm_shim" / "src" / "main",
+            Path(self.build_lib, "kdirect_spark", "jvm_shim", "src", "main"),
             dirs_exist_ok=True,
         )
 

@@ -39,22 +39,12 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
-import run as harness  # noqa: E402
+from catalogue import ROWS, find  # noqa: E402
+from figures import ENVIRONMENT, write  # noqa: E402
 
 Figure = dict[str, Any]
 SIDES = ("before", "after")
 NAMES = {"before": "the other checkout", "after": "this checkout"}
-ENVIRONMENT = {
-    "cpu",
-    "kernel",
-    "python",
-    "commit",
-    "time",
-    "cores",
-    "pinned_to",
-    "load_average",
-    "quick",
-}
 # What a run finds out, though it is no fraction.  A key that is missing here costs a comparison,
 # which is told; it never makes one that is wrong.
 FOUND = {
@@ -160,7 +150,7 @@ def main(arguments: list[str] | None = None) -> int:
     options.json.parent.mkdir(parents=True, exist_ok=True)
     scratch = options.json.with_name(options.json.name + ".round")
     differing = differences(*(sides[side].definitions() for side in SIDES))
-    modules = {row.name: row.module for row in harness.ROWS}
+    modules = {row.name: row.module for row in ROWS}
     compared: list[dict[str, Any]] = []
     for row in rows:
         lacking = [side for side in SIDES if row not in listed[side]]
@@ -172,7 +162,7 @@ def main(arguments: list[str] | None = None) -> int:
             for entry in entries:
                 entry["differing_code"] = differing.get(modules[row], [])
             compared += entries
-        harness.write(options.json, compared)
+        write(options.json, compared)
     print(table(compared, options.limit))
     for module, names in differing.items():
         print(f"bench: the checkouts differ in {module}.py: {', '.join(names)}")
@@ -232,7 +222,7 @@ def wanted(names: str, listed: dict[str, dict[str, str]]) -> list[str]:
     asked = names.replace(",", " ").split()
     for name in asked:
         if name not in known:
-            harness.find(name)  # names the nearest
+            find(name)  # names the nearest
     return asked or known
 
 

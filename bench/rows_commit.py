@@ -80,10 +80,18 @@ def commit(seconds: float, quick: bool) -> list[Figure]:
 
 class Transactions:
     """A transactional producer and a reader of committed records, in one thread, at one partition
-    of a broker: kdirect's clients, or librdkafka's for `system` "kafka"."""
+    of a broker: kdirect's clients, whose producer has `mode` as its rdma.produce, or librdkafka's
+    for `system` "kafka"."""
 
     def __init__(
-        self, system: str, address: str, topic: str, records: int, size: int, transport: str = "shm"
+        self,
+        system: str,
+        address: str,
+        topic: str,
+        records: int,
+        size: int,
+        transport: str = "shm",
+        mode: str = "auto",
     ) -> None:
         self._topic, self._records = topic, records
         self._value = b"v" * size
@@ -94,7 +102,9 @@ class Transactions:
             from kdirect.model import TopicPartition
 
             both["transport"] = transport
-            self.producer: Any = kdirect.Producer({**both, "transactional.id": name})
+            self.producer: Any = kdirect.Producer(
+                {**both, "transactional.id": name, "rdma.produce": mode}
+            )
             self.consumer: Any = kdirect.Consumer({**both, "isolation.level": "read_committed"})
             self.consumer.assign({TopicPartition(topic, 0): 0})
         else:
@@ -192,3 +202,43 @@ def txn_rdma(seconds: float, quick: bool) -> list[Figure]:
                 )
             )
     return rows
+
+
+def txn_exclusive(seconds: float, quick: bool) -> list[Figure]:
+    """What a producer pays that holds its head alone: the transactions of `txn-rdma`, with
+    rdma.produce=exclusive beside auto, in turns at one broker."""
+    from kdirect.client import connect
+
+    records, size = 100, 100
+    everywhere = os.sched_getaffinity(0)
+    visible: dict[str, list[float]] = {"auto": [], "exclusive": []}
+    whole: dict[str, list[float]] = {"auto": [], "exclusive": []}
+    with broker_process() as (servers, pid):
+        with connect({"bootstrap.servers": servers, "transport": "shm"}) as session:
+            for mode in visible:
+                session.admin.create_topic(mode, 1)
+        _apart(pid)
+        for _ in range(3):
+            for mode in visible:
+                with Transactions("kdirect", servers, mode, records, size, mode=mode) as loop:
+                    loop.run(seconds / 24)  # connections open, and the head is granted
+                    commits, pairs = loop.run(seconds / 8)
+                visible[mode] += [ns / 1e6 for ns in commits]
+                whole[mode] += [ns / 1e6 for ns in pairs]
+        os.sched_setaffinity(0, everywhere)
+    return [
+        figure(
+            "txn-exclusive",
+            statistics.median(whole["exclusive"]),
+            "ms",
+            "auto",
+            statistics.median(whole["auto"]),
+            lower_is_better=True,
+            records=records,
+            record_bytes=size,
+            commit_to_visible_ms=statistics.median(visible["exclusive"]),
+            auto_commit_to_visible_ms=statistics.median(visible["auto"]),
+            samples=len(whole["exclusive"]),
+            auto_samples=len(whole["auto"]),
+        )
+    ]

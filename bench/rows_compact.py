@@ -1,5 +1,6 @@
-"""Bench row of compaction: a log on tmpfs with plain batches of 1 KiB records, of whose keys each
-comes four times, compacted once by one thread; against a bare read and write of the same bytes.
+"""Bench rows of compaction: a log on tmpfs with plain batches of 1 KiB records, of whose keys each
+comes four times, compacted once by one thread, against a bare read and write of the same bytes; and
+what a compacted topic of the broker's own state costs a start, which reads all of it.
 """
 
 from __future__ import annotations
@@ -94,3 +95,87 @@ def compact(seconds: float, quick: bool) -> list[Figure]:
 
 
 __all__ = ["compact"]
+
+
+COMMITS_BYTES = 100 << 20  # a segment of __consumer_offsets
+
+
+def _start_s(directory: str, group: str) -> float:
+    """Seconds from the start of a broker until it says what a group has committed."""
+    import kdirect
+    from kdirect.client import connect
+
+    begin = time.perf_counter()
+    with kdirect.Broker(log_dirs=directory) as broker:
+        settings = {"bootstrap.servers": broker.bootstrap_servers, "transport": "tcp"}
+        with connect(settings) as session:
+            found = session.admin.committed_offsets(group)
+            seconds = time.perf_counter() - begin
+    if len(found) != 1:
+        raise RuntimeError(f"group {group} has committed {found}")
+    return seconds
+
+
+def _commit_much(directory: str, groups: int, most_bytes: int) -> int:
+    """So many bytes of commits, each a batch of its own, by all groups in turns; how many."""
+    from kdirect.format.batch import encode_single_bytes
+    from kdirect.format.group_records import CommittedOffset, offset_key, offset_value
+    from kdirect.log.config import LogConfig
+    from kdirect.log.manager import LogManager
+    from kdirect.model import TopicPartition
+
+    now = int(time.time() * 1000)
+    size = count = 0
+    config = LogConfig(segment_bytes=2 * COMMITS_BYTES, compacts=True, deletes=False)
+    with LogManager([directory], config) as logs:
+        partition = logs.partitions[TopicPartition("__consumer_offsets", 0)]
+        while size < most_bytes:
+            piece = b"".join(
+                encode_single_bytes(
+                    offset_value(CommittedOffset(i, -1, "", now)),
+                    offset_key(f"group-{i % groups}", "t", 0),
+                    now,
+                )
+                for i in range(count, count + 500)
+            )
+            if partition.append(piece, now).error:
+                raise RuntimeError("a commit was refused")
+            size, count = size + len(piece), count + 500
+    return count
+
+
+def load_offsets(seconds: float, quick: bool) -> list[Figure]:
+    """How much later a broker that starts says what a group has committed, for 100 MiB of commits
+    in __consumer_offsets, by few groups and by many."""
+    import kdirect
+    from kdirect.client import connect
+    from kdirect.model import TopicPartition
+
+    most_bytes = COMMITS_BYTES // 10 if quick else COMMITS_BYTES
+    rows = []
+    for groups, bar in ((100, 2.0), (100_000, 4.0)):
+        with _directory() as directory:
+            with kdirect.Broker(log_dirs=directory) as broker:
+                settings = {"bootstrap.servers": broker.bootstrap_servers, "transport": "tcp"}
+                with connect(settings) as session:
+                    session.admin.create_topic("t", 1)
+                    session.admin.commit_offsets("group-0", {TopicPartition("t", 0): 1})
+            empty = statistics.median(_start_s(directory, "group-0") for _ in range(3))
+            count = _commit_much(directory, groups, most_bytes)
+            full = sorted(_start_s(directory, "group-0") for _ in range(3))
+            rows.append(
+                figure(
+                    "load-offsets",
+                    statistics.median(full) - empty,
+                    "s",
+                    f"bar: {bar:g} s",
+                    bar,
+                    lower_is_better=True,
+                    mib=most_bytes >> 20,
+                    commits=count,
+                    groups=groups,
+                    start_s=empty,
+                    slowest_s=full[-1] - empty,
+                )
+            )
+    return rows

@@ -19,7 +19,9 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -38,40 +40,52 @@ ROUNDS = (3, 9)
 def spark_read_ceiling(seconds: float, quick: bool) -> list[dict[str, Any]]:
     """Rows a second of `spark.read.format("kdirect")` to noop on local[1], against the ceiling."""
     figures = []
+    with spark_and_broker() as (spark, address, _):
+        spark.dataSource.register(ReadySource)
+        for value_bytes, total in SIZES:
+            rows = (QUICK_BYTES if quick else total) // value_bytes
+            topic = f"bench-{value_bytes}"
+            transport = fill(address, topic, rows, value_bytes)
+            each_s = seconds / len(SIZES)
+            figures.append(
+                compare(spark, address, topic, rows, value_bytes, transport, each_s, quick)
+            )
+    return figures
+
+
+@contextmanager
+def spark_and_broker(
+    *,
+    slots: int = 1,
+    jars: Sequence[Path] = (),
+    settings: Mapping[str, str] | None = None,
+    in_memory: bool = False,
+) -> Iterator[tuple[Any, str, str]]:
+    """A session with so many task slots, which has these jars and settings too; the address of a
+    broker; and the directory of the broker's log, which checkpoints may use as well.  `in_memory`:
+    the directory is in /dev/shm, where there is room for it."""
+    shm = "/dev/shm" if in_memory and os.access("/dev/shm", os.W_OK) else None
     with (
-        tempfile.TemporaryDirectory(prefix="kdirect-bench-spark-") as directory,
+        tempfile.TemporaryDirectory(prefix="kdirect-bench-spark-", dir=shm) as directory,
         _Broker(directory) as broker,
     ):
-        builder = session_builder("bench", "local[1]")
+        builder = session_builder("bench", f"local[{slots}]")
         for name, value in {
             "spark.ui.enabled": "false",
             "spark.driver.memory": "2g",
             "spark.log.level": "ERROR",
+            **(settings or {}),
         }.items():
             builder = builder.config(name, value)
+        if jars:
+            shim = builder._options.get("spark.jars", "")
+            builder = builder.config("spark.jars", ",".join(filter(None, [shim, *map(str, jars)])))
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
         spark = builder.getOrCreate()
         try:
-            spark.dataSource.register(ReadySource)
-            for value_bytes, total in SIZES:
-                rows = (QUICK_BYTES if quick else total) // value_bytes
-                topic = f"bench-{value_bytes}"
-                transport = fill(broker.address, topic, rows, value_bytes)
-                figures.append(
-                    compare(
-                        spark,
-                        broker.address,
-                        topic,
-                        rows,
-                        value_bytes,
-                        transport,
-                        seconds / len(SIZES),
-                        quick,
-                    )
-                )
+            yield spark, broker.address, directory
         finally:
             spark.stop()
-    return figures
 
 
 def compare(

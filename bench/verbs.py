@@ -12,7 +12,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # where PYTHONSAFEPATH keeps it out
 
-from run import Row, main
+from catalogue import Row
+from run import main
 
 ROWS = (
     Row(

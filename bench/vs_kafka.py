@@ -22,7 +22,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # where PYTHONSAFEPATH keeps it out
 
-from run import Row, main
+from catalogue import Row
+from run import main
 
 CLUSTERS_S = 1800.0  # a row over clusters may take so long: they start anew for each round
 ROWS = (
@@ -108,6 +109,14 @@ ROWS = (
         "versus.rows_spark",
         3,
         "a Spark stream over all there is, by value size",
+        20,
+        900,
+    ),
+    Row(
+        "spark-first-query",
+        "versus.rows_spark",
+        3,
+        "the first query of a Spark session, from load() to its end",
         20,
         900,
     ),

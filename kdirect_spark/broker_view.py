@@ -15,11 +15,13 @@ from typing import Any
 
 from pyspark.sql.datasource import InputPartition
 
-from kdirect.errors import KdirectError, UnknownTopicError
+from kdirect.errors import BrokerUnavailableError, KdirectError, UnknownTopicError
 from kdirect.model import TopicPartition
-from kdirect_spark import offsets, worker
+from kdirect_spark import limits, placement, worker
 from kdirect_spark.cold_plan import LocatedRange, split_at_objects, split_further
-from kdirect_spark.offsets import AtTimes, Limit, Offsets, Plan
+from kdirect_spark.limits import Limit
+from kdirect_spark.offsets import AtTimes, OffsetRange, Offsets, Plan
+from kdirect_spark.patience import Patience
 from kdirect_spark.settings import SourceSettings
 
 log = logging.getLogger("kdirect_spark")
@@ -28,13 +30,34 @@ log = logging.getLogger("kdirect_spark")
 @dataclass(frozen=True)
 class RangePartition(InputPartition):
     """What one task reads: the records of one topic partition with offsets in [start, stop).
-    `places`: the objects of remote storage that hold them; signed URLs are not among them."""
+    `places`: the objects of remote storage that hold them; signed URLs are not among them.
+    `hosts`: where the task should run, for the shim (`placement.marked`).  `topic_id`: of the
+    topic, where brokers give ids; what else has its name is not read.  `losses`: how many the
+    planner has found, which one of a plan's tasks counts."""
 
     topic: str
     partition: int
     start: int
     stop: int
     places: tuple[Any, ...] = ()
+    hosts: str = ""
+    topic_id: str | None = None
+    losses: int = 0
+
+
+@dataclass(frozen=True)
+class RangeGroup(InputPartition):
+    """What one task reads if that is more than one range, or than one part of one."""
+
+    ranges: tuple[RangePartition, ...]
+    hosts: str = ""
+
+
+def ranges_of(partition: InputPartition | None) -> tuple[RangePartition, ...]:
+    """What a task reads.  Spark passes None for a plan without partitions."""
+    if isinstance(partition, RangeGroup):
+        return partition.ranges
+    return (partition,) if isinstance(partition, RangePartition) else ()
 
 
 # How often topics are listed before those whose offsets are refused are called gone: a topic can be
@@ -51,9 +74,12 @@ class BrokerView:
     def __init__(self, settings: SourceSettings) -> None:
         self._settings = settings
         self._topics: dict[str, int] | None = None
-        self._ids: dict[str, str | None] = {}
-        self._created_again: set[str] = set()
+        self._resolved: tuple[TopicPartition, ...] | None = None  # of them
+        self._ids: dict[str, str | None] = {}  # as they were listed last
+        self._first_ids: dict[str, str | None] = {}  # and first
         self._refreshed = 0.0
+        self._answered = False  # has the broker, once?
+        self._has_located = False
 
     def session(self) -> Any:
         """This process's session for the source's client settings."""
@@ -61,17 +87,27 @@ class BrokerView:
 
     def look(self, call: Any) -> Any:
         """`call(session)`, repeated after retriable errors as often as fetchOffset.numRetries says,
-        every fetchOffset.retryIntervalMs.  Raises the last error, or the first that is not
+        every fetchOffset.retryIntervalMs.  A broker that has answered before and is away now is
+        waited for within request.timeout.ms; one that never has is not tried again, so that a start
+        with a wrong address fails early.  Raises the last error, or the first that is not
         retriable."""
-        for retries_left in range(self._settings.retries, -1, -1):
+        patience = Patience("the planner", self._settings.planner_patience_ms)
+        retries_left = self._settings.retries
+        while True:
             try:
-                return call(self.session())
+                found = call(self.session())
             except KdirectError as e:
-                if not e.retriable or not retries_left:
+                # Nobody answers where nobody ever did: for connect.timeout.ms it was tried again.
+                nobody = isinstance(e, BrokerUnavailableError) and not self._answered
+                if e.retriable and retries_left and not nobody:
+                    log.warning("the request for the broker's offsets failed, trying again: %s", e)
+                    time.sleep(self._settings.retry_interval_ms / 1000)
+                elif not (self._answered and patience.outlasts(e)):
                     raise
-                log.warning("the request for the broker's offsets failed, trying again: %s", e)
-                time.sleep(self._settings.retry_interval_ms / 1000)
-        raise AssertionError("not reached")
+                retries_left = max(0, retries_left - 1)
+            else:
+                self._answered = True
+                return found
 
     def partitions(self, *, must_exist: bool, refresh: bool = False) -> tuple[TopicPartition, ...]:
         """The partitions of the subscription; see `resolve` of the classes in `offsets` for
@@ -85,16 +121,18 @@ class BrokerView:
         ):
             self._list_topics()
         assert self._topics is not None
-        return self._settings.subscription.resolve(self._topics, must_exist=must_exist)
+        if must_exist or self._resolved is None:
+            subscription = self._settings.subscription
+            self._resolved = subscription.resolve(self._topics, must_exist=must_exist)
+        return self._resolved
 
     def _list_topics(self) -> dict[str, int]:
         found = self.look(lambda s: s.admin.list_topics())
         self._refreshed = time.monotonic()
         self._topics = {name: topic.partitions for name, topic in found.items()}
-        for name, topic in found.items():
-            if self._ids.setdefault(name, topic.topic_id) != topic.topic_id:
-                self._created_again.add(name)
-                self._ids[name] = topic.topic_id
+        self._resolved = None
+        self._ids |= {name: topic.topic_id for name, topic in found.items()}
+        self._first_ids = self._ids | self._first_ids
         return self._topics
 
     def topic_ids(self, topics: Iterable[str]) -> dict[str, str]:
@@ -105,11 +143,10 @@ class BrokerView:
             self._list_topics()
         return {topic: self._ids[topic] or "" for topic in wanted if topic in self._ids}
 
-    def take_created_again(self) -> frozenset[str]:
-        """Topics that this process saw deleted and created again since the last call."""
-        out = frozenset(self._created_again)
-        self._created_again.clear()
-        return out
+    @property
+    def first_ids(self) -> Mapping[str, str | None]:
+        """The id that each topic had when this process saw it first."""
+        return self._first_ids
 
     def watermarks(
         self, partitions: Iterable[TopicPartition], *, must_exist: bool = False
@@ -155,7 +192,7 @@ class BrokerView:
 
     def _ask(self, tps: list[TopicPartition]) -> dict[TopicPartition, tuple[int, int]]:
         """Their watermarks, of the topics that were listed last: those of others are refused, so
-        `take_created_again` tells of each topic that offsets are given of."""
+        `topic_ids` tells whose they are."""
         names = {tp.topic for tp in tps}
         ids = {topic: i for topic in names if (i := self._ids.get(topic)) is not None}
         found: dict[TopicPartition, tuple[int, int]]
@@ -170,13 +207,34 @@ class BrokerView:
         watermarks: Mapping[TopicPartition, tuple[int, int]],
     ) -> Offsets:
         """The offset of each partition at the start or the end of the query.  `option` is the name
-        of the option that set it, for errors; see `offsets.resolve_limit`."""
+        of the option that set it, for errors; see `limits.resolve`."""
         partitions = list(partitions)
         by_time = None
+        limit = limits.resolved(limit, time.time_ns() // 1_000_000)
         if isinstance(limit, AtTimes):
             times = {tp: ms for tp, ms in limit.times(partitions).items() if tp in watermarks}
-            by_time = self.look(lambda s: s.offsets_for_times(times)) if times else {}
-        return offsets.resolve_limit(limit, option, partitions, watermarks, by_time)
+            by_time = self.first_offsets(times)
+        return limits.resolve(limit, option, partitions, watermarks, by_time)
+
+    def first_offsets(
+        self, times: Mapping[TopicPartition, int]
+    ) -> dict[TopicPartition, int | None]:
+        """The offset of the first record of that time (ms since 1970) or later in each partition;
+        None if there is none."""
+        found: dict[TopicPartition, int | None]
+        found = self.look(lambda s: s.offsets_for_times(times)) if times else {}
+        return found
+
+    def counted(self, ranges: Iterable[OffsetRange]) -> dict[OffsetRange, int]:
+        """How many records these ranges have, those of which the brokers know it."""
+        # Imported at first use: few queries count.
+        from kdirect.client.record_counts import CountWanted
+
+        wanted = {CountWanted(r.topic_partition, r.start, r.stop): r for r in ranges}
+        ids = {topic: i for topic, i in self._ids.items() if i}
+        found: dict[CountWanted, int]
+        found = self.look(lambda s: s.count_records(wanted, topic_ids=ids)) if wanted else {}
+        return {wanted[x]: n for x, n in found.items()}
 
     def input_partitions(self, plan: Plan, *, by_object: bool = False) -> list[InputPartition]:
         """The ranges of `plan` as Spark partitions, split for minPartitions and
@@ -184,16 +242,74 @@ class BrokerView:
         settings = self._settings
         located = [LocatedRange(r) for r in plan.ranges if r.size > 0]
         if settings.client.get("cold.reads") != "broker":
-            places = self.look(lambda s: s.locate(_wanted(plan)))
+            # A process plans query after query, and what was not cold for one may be for the next.
+            afresh, self._has_located = not self._has_located, True
+            places = self.look(lambda s: s.locate(_wanted(plan), afresh=afresh))
             if any(places.values()):
                 located = split_at_objects(
                     plan.ranges, places, by_object=by_object, min_partitions=settings.min_partitions
                 )
+        pieces = split_further(located, settings.min_partitions, settings.max_records)
+        tasks = self._tasks(pieces)
+        if plan.losses:
+            losses = RangePartition("", -1, 0, 0, losses=len(plan.losses))
+            first = tasks[0] if tasks else losses
+            tasks[:1] = (
+                [RangeGroup((losses, *ranges_of(first)), first.hosts)] if tasks else [losses]
+            )
+        return tasks
+
+    def _tasks(self, pieces: list[LocatedRange]) -> list[InputPartition]:
+        """One partition for each piece, or for several of them: those of one topic partition
+        between which nothing is read, if nothing splits it, and what coalescePartitions joins."""
+        settings = self._settings
+        hosts = self.hosts({x.range.topic_partition for x in pieces})
+        ranges = []
+        for x in pieces:
+            tp = x.range.topic_partition
+            # Objects are fetched past the broker, from wherever they are.
+            near = "" if x.places else placement.marked(hosts[tp])
+            topic_id = self._ids.get(tp.topic)
+            ranges.append(
+                RangePartition(*tp, x.range.start, x.range.stop, x.places, near, topic_id)
+            )
+        split = settings.min_partitions or settings.max_records or any(r.places for r in ranges)
+        tasks = [[r] for r in ranges]
+        if not split:
+            of: dict[tuple[str, int], list[RangePartition]] = {}
+            for r in ranges:
+                of.setdefault((r.topic, r.partition), []).append(r)
+            tasks = list(of.values())
+        if settings.coalesce_partitions is not None:
+            sizes = [sum(r.stop - r.start for r in task) for task in tasks]
+            homes = [task[0].hosts for task in tasks]
+            groups = placement.grouped(sizes, homes, settings.coalesce_partitions)
+            tasks = [[r for i in group for r in tasks[i]] for group in groups]
         return [
-            RangePartition(*x.range.topic_partition, x.range.start, x.range.stop, x.places)
-            for x in split_further(located, settings.min_partitions, settings.max_records)
+            task[0] if len(task) == 1 else RangeGroup(tuple(task), _common_hosts(task))
+            for task in tasks
         ]
+
+    def hosts(self, tps: Iterable[TopicPartition]) -> dict[TopicPartition, tuple[str, ...]]:
+        """The names of the hosts of the brokers that partitions are read at, as far as known."""
+        cluster = self.session().cluster
+        out: dict[TopicPartition, tuple[str, ...]] = {}
+        for tp in tps:
+            found = cluster.leader_address_at_hand(tp, closest=True)
+            out[tp] = () if found is None else placement.names_of(found[0])
+        return out
+
+
+def _common_hosts(task: Iterable[RangePartition]) -> str:
+    hosts = {r.hosts for r in task}
+    return hosts.pop() if len(hosts) == 1 else ""
 
 
 def _wanted(plan: Plan) -> dict[TopicPartition, tuple[int, int]]:
-    return {r.topic_partition: (r.start, r.stop) for r in plan.ranges if r.size > 0}
+    """From the first to the last offset that is read of each partition."""
+    out: dict[TopicPartition, tuple[int, int]] = {}
+    for r in plan.ranges:
+        if r.size > 0:
+            start, stop = out.get(r.topic_partition, (r.start, r.stop))
+            out[r.topic_partition] = min(start, r.start), max(stop, r.stop)
+    return out

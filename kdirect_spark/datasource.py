@@ -6,8 +6,6 @@ Spark builds this object in several processes.
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
-
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
@@ -27,9 +25,13 @@ from pyspark.sql.types import (
 )
 
 from kdirect.errors import ConfigError
+from kdirect_spark.clear_errors import RefusedStreamReader, sentence_first
+from kdirect_spark.pushed_reading import batch_reader
+from kdirect_spark.real_time import LiveReader, without_columns
 from kdirect_spark.settings import FORMAT, SourceSettings, sink_settings, source_settings
+from kdirect_spark.shim_options import for_sink, for_source, is_real_time, pushed
 from kdirect_spark.sink import KdirectStreamWriter, KdirectWriter
-from kdirect_spark.source import KdirectBatchReader, stream_reader
+from kdirect_spark.source import stream_reader
 
 KAFKA_ROW = StructType(
     [
@@ -42,6 +44,8 @@ KAFKA_ROW = StructType(
         StructField("timestampType", IntegerType()),
     ]
 )
+LOADED_BY = "kdirectloadedby"  # by this option the shim says which kind of query asks
+
 HEADERS = StructField(
     "headers",
     ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())])),
@@ -60,6 +64,7 @@ def row_schema(settings: SourceSettings) -> StructType:
     )
 
 
+@sentence_first
 class KdirectDataSource(DataSource):
     """Reads and writes topics of a kdirect broker, with the options and rows of Spark's Kafka
     connector (docs/spark.md)."""
@@ -69,23 +74,36 @@ class KdirectDataSource(DataSource):
         return FORMAT
 
     def schema(self) -> StructType:
-        return row_schema(source_settings(self.options, streaming=None))
+        loaded_by = {name.lower(): value for name, value in self.options.items()}.get(LOADED_BY)
+        streaming = None if loaded_by is None else loaded_by == "stream"
+        return row_schema(source_settings(for_source(self.options), streaming=streaming))
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        return KdirectBatchReader(self._source(schema, streaming=False))
+        asked = pushed(self.options)
+        counts = asked.counted is not None  # then `schema` is not that of rows
+        settings = self._source(None if counts else schema, streaming=False)
+        return batch_reader(settings, asked, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        return stream_reader(self._source(schema, streaming=True))
+        try:
+            if is_real_time(self.options):
+                row = without_columns(schema)
+                return LiveReader(self._source(row, streaming=True), schema)
+            return stream_reader(self._source(schema, streaming=True))
+        except ConfigError as e:
+            return RefusedStreamReader(e)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        return KdirectWriter(schema, overwrite, sink_settings(self.options))
+        return KdirectWriter(schema, overwrite, sink_settings(for_sink(self.options)))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-        return KdirectStreamWriter(schema, overwrite, sink_settings(self.options))
+        settings = sink_settings(for_sink(self.options), real_time=is_real_time(self.options))
+        return KdirectStreamWriter(schema, overwrite, settings)
 
-    def _source(self, schema: StructType, *, streaming: bool) -> SourceSettings:
-        options: MutableMapping[str, str] = self.options
-        settings = source_settings(options, streaming=streaming, schema=schema)
+    def _source(self, schema: StructType | None, *, streaming: bool) -> SourceSettings:
+        settings = source_settings(for_source(self.options), streaming=streaming, schema=schema)
+        if schema is None:
+            return settings
         expected = row_schema(settings)
         same = schema.simpleString() == expected.simpleString()
         if settings.values is not None and not (same and all(f.nullable for f in schema)):

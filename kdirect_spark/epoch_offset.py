@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kdirect.errors import CheckpointError
+from kdirect_spark.topic_ids import of_topics
 
 MEMBER = "/slash"
 _NEW = (
@@ -37,8 +38,8 @@ class EpochOffset:
         return {MEMBER: head, **{topic: self.offsets[topic] for topic in sorted(self.offsets)}}
 
     def of(self, topics: Iterable[str]) -> dict[str, dict[str, int]]:
-        """The offsets of these topics."""
-        return {topic: self.offsets[topic] for topic in topics if topic in self.offsets}
+        """The offsets of these topics, with their ids."""
+        return of_topics(self.offsets, tuple(topics))
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> EpochOffset:

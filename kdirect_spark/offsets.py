@@ -6,7 +6,8 @@ Law: everything here depends on its arguments only.  The readers fetch what the 
 
 Invariants:
 - JSON is that of Spark's Kafka connector, ``{"topic":{"0":123}}``, with sorted topics and
-  partitions.  Spark compares offsets as text, so equal offsets must be equal text.
+  partitions; a stream adds ids (`kdirect_spark.topic_ids`).  Spark compares offsets as text, so
+  equal offsets must be equal text.
 - A partition that a query has not seen before is read from its earliest record.
 - A plan lists as losses what may be missing; the caller decides by `failOnDataLoss`.
 """
@@ -24,6 +25,7 @@ from typing import Any
 
 from kdirect.errors import ConfigError, DataLossError, UnknownTopicError
 from kdirect.model import EARLIEST_OFFSET, LATEST_OFFSET, TopicPartition, check_topic_name
+from kdirect_spark.topic_ids import is_id
 
 Offsets = dict[TopicPartition, int]
 Watermarks = Mapping[TopicPartition, tuple[int, int]]  # log start offset, high watermark
@@ -44,12 +46,14 @@ def to_json(offsets: Mapping[TopicPartition, int]) -> dict[str, dict[str, int]]:
 
 
 def from_json(value: str | Mapping[str, Any], option: str, *, low: int = 0) -> Offsets:
-    """Parse ``{"topic":{"0":123}}``.  Raises ConfigError, which names `option`, for a number below
-    `low` and for any other shape."""
+    """Parse ``{"topic":{"0":123}}``, leaving out ids of topics (`topic_ids`).  Raises ConfigError,
+    which names `option`, for a number below `low` and for any other shape."""
     example = '{"topic":{"0":123,"1":456}}'
-    loaded = _load(value, option, example)
+    loaded = json_object(value, option, example)
     out: Offsets = {}
     for topic, partitions in loaded.items():
+        if is_id(topic):
+            continue
         _check_topic(topic, option)
         if not isinstance(partitions, Mapping):
             raise ConfigError(
@@ -75,7 +79,7 @@ def partitions_from_json(value: str, option: str) -> tuple[TopicPartition, ...]:
     """Parse ``{"topic":[0,1]}``, the value of the option `assign`."""
     example = '{"topic":[0,1]}'
     out = set()
-    for topic, partitions in _load(value, option, example).items():
+    for topic, partitions in json_object(value, option, example).items():
         _check_topic(topic, option)
         if not isinstance(partitions, list):
             raise ConfigError(
@@ -88,7 +92,8 @@ def partitions_from_json(value: str, option: str) -> tuple[TopicPartition, ...]:
     return tuple(sorted(out))
 
 
-def _load(value: str | Mapping[str, Any], option: str, example: str) -> Mapping[str, Any]:
+def json_object(value: str | Mapping[str, Any], option: str, example: str) -> Mapping[str, Any]:
+    """The JSON object that `option` holds.  Raises ConfigError; a name may not occur twice."""
     if isinstance(value, str):
         try:
             value = json.loads(value, object_pairs_hook=_no_repeats)
@@ -126,7 +131,7 @@ def _check_topic(topic: str, option: str) -> None:
 
 
 def _partition(name: Any, topic: str, option: str) -> int:
-    if isinstance(name, str) and re.fullmatch("[0-9]{1,10}", name):
+    if isinstance(name, str) and len(name) <= 10 and name.isascii() and name.isdigit():
         name = int(name)
     if isinstance(name, bool) or not isinstance(name, int) or not 0 <= name < 2**31:
         raise ConfigError(
@@ -410,6 +415,8 @@ def plan_stream(
     end: Mapping[TopicPartition, int],
     watermarks: Watermarks,
     created_again: Collection[str] = (),
+    replaced: Collection[str] = (),
+    kept: Collection[str] = (),
     *,
     is_start: bool = False,
 ) -> Plan:
@@ -419,20 +426,24 @@ def plan_stream(
     new and are read from their earliest record.  Partitions in `start` but not in `end` are gone.
 
     An end before its start means that the partition was deleted and created again, or cut back.
-    Topics in `created_again` were created again whatever their offsets.  Such partitions are read
-    from their earliest record.  With `is_start` nothing was read before, so an end before its start
-    means that the user asked for a start beyond the end; nothing is read then.
+    Topics in `created_again` were created again between start and end whatever their offsets, and
+    those in `kept` were not.  What was created again, or may have been, is read from its earliest
+    record; of a log that was cut back, everything below the end was read before, so nothing is read
+    once more.  Topics in `replaced` were created again after the end: nothing of them is left, and
+    what has their names belongs to a later micro-batch.  With `is_start` nothing was read before,
+    so an end before its start means that the user asked for a start beyond the end; nothing is read
+    then.
     """
     ranges, losses = [], []
     for tp in sorted(start.keys() - end.keys()):
         losses.append(f"{tp} is gone; it was read up to offset {start[tp]}")
     for tp in sorted(end):
         stop = end[tp]
-        if tp not in watermarks:
-            if start.get(tp, 0) < stop:
-                losses.append(
-                    f"{tp} is gone; offsets {start.get(tp, 0)} to {stop} were still to be read"
-                )
+        if tp not in watermarks or tp.topic in replaced:
+            begin = 0 if tp.topic in created_again else start.get(tp, 0)
+            if begin < stop:
+                fate = "was deleted and created again" if tp.topic in replaced else "is gone"
+                losses.append(f"{tp} {fate}; offsets {begin} to {stop} were still to be read")
             continue
         earliest, latest = watermarks[tp]
         if tp not in start:
@@ -445,22 +456,42 @@ def plan_stream(
             )
             begin = min(earliest, stop)
         elif stop < start[tp]:
-            losses.append(
-                f"{tp} went back from offset {start[tp]} to {stop}: it was deleted and created "
-                "again, or the starting offset lies beyond its end"
-            )
-            begin = stop if is_start else min(earliest, stop)
+            was_cut = tp.topic in kept and not is_start
+            losses.append(f"{tp} went back from offset {start[tp]} to {stop}: {_why(was_cut)}")
+            begin = stop if was_cut or is_start else min(earliest, stop)
         else:
             begin = start[tp]
         ranges.append(_within(tp, begin, stop, earliest, latest, losses))
     return Plan(tuple(r for r in ranges if r.size > 0), tuple(losses))
 
 
+def _why(was_cut: bool) -> str:
+    """Why a partition's end is before its start."""
+    if was_cut:
+        return "its log was cut back, so other records than were read come at these offsets now"
+    return "it was deleted and created again, or the starting offset lies beyond its end"
+
+
 def plan_batch(
-    start: Mapping[TopicPartition, int], end: Mapping[TopicPartition, int], watermarks: Watermarks
+    start: Mapping[TopicPartition, int],
+    end: Mapping[TopicPartition, int],
+    watermarks: Watermarks,
+    options: tuple[str, str] = ("startingOffsets", "endingOffsets"),
 ) -> Plan:
-    """Ranges of a batch query.  `start` and `end` hold the same partitions.  A start beyond its end
-    gives an empty range."""
+    """Ranges of a batch query.  `start` and `end` hold the same partitions; `options` are the names
+    of those that set them.  Raises ConfigError for a start beyond its end, as Spark's Kafka
+    connector does, whatever failOnDataLoss says: nothing is there to be read."""
+    beyond = [tp for tp in sorted(end) if start[tp] > end[tp]]
+    if beyond:
+        tp = beyond[0]
+        others = f" (and of {len(beyond) - 1} other partitions)" if beyond[1:] else ""
+        raise ConfigError(
+            f"{tp}: the query would start at offset {start[tp]} by {options[0]}, beyond its end at "
+            f"offset {end[tp]} by {options[1]}{others}; {tp} holds offsets {watermarks[tp][0]} to "
+            f"{watermarks[tp][1]}",
+            hint=f"correct {options[0]} or {options[1]}; if the offsets are of an earlier topic "
+            "of this name, which was deleted, start at earliest",
+        )
     losses: list[str] = []
     ranges = [_within(tp, start[tp], end[tp], *watermarks[tp], losses) for tp in sorted(end)]
     return Plan(tuple(r for r in ranges if r.size > 0), tuple(losses))

@@ -1,15 +1,16 @@
 """What the options of a query mean: one frozen object for a source, one for a sink.
 
-Law: pure; no I/O.  Names, kinds, defaults and help are rows of `kdirect.options.SPARK` and
-`CLIENT`.  This module owns what a row cannot say: which options exclude each other, which belong to
-a batch or a stream, and which takes precedence; `values` owns what the options of values mean.  A
-known option without effect here is an error with its reason.  If it only tunes a Kafka client, it
-is a line in the log instead.
+Law: pure; no I/O but for the schemas of values that options name.  Names, kinds, defaults and help
+are rows of `kdirect.options.SPARK` and `CLIENT`.  This module owns what a row cannot say: which
+options exclude each other, which belong to a batch or a stream, and which takes precedence;
+`option_names` owns which name is what, and `value_options` what the options of values mean.  An
+option that changes nothing here, because it belongs to the other kind of query or to the sink, is a
+line in the log; so jobs may hand one dict of options to source and sink.  An option that asks for
+what cannot be is an error with its reason.
 """
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,19 +19,19 @@ from typing import TYPE_CHECKING, Any
 from kdirect.errors import ConfigError
 from kdirect.model import check_topic_name
 from kdirect.options import CLIENT, SPARK
+from kdirect_spark.limits import Limit, has, offset_limit, time_limit
 from kdirect_spark.offsets import (
     Assign,
-    AtOffsets,
     AtTimes,
     Earliest,
     Latest,
-    Limit,
     Subscribe,
     SubscribePattern,
     Subscription,
     from_json,
     partitions_from_json,
 )
+from kdirect_spark.option_names import REMOTE, sorted_options
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -39,54 +40,29 @@ if TYPE_CHECKING:
 
 FORMAT = "kdirect"
 
-# Kafka client properties that Spark's Kafka connector refuses, with its reasons.
-_START = (
-    "set startingOffsets to earliest or latest: a streaming query keeps its own offsets, so that "
-    "nothing is missed when topics or partitions are added; startingOffsets applies to a new query "
-    "only, and a restarted one continues where it stopped"
-)
-REFUSED_SOURCE = {
-    "auto.offset.reset": _START,
-    "key.deserializer": "keys are always bytes; decode them with DataFrame operations",
-    "value.deserializer": "values are always bytes; decode them with DataFrame operations, or set "
-    "valueFormat",
-    "enable.auto.commit": "the source commits no offsets by itself; set kafka.group.id to commit "
-    "what each micro-batch has read",
-    "interceptor.classes": "keys and values are always bytes, and an interceptor may break the "
-    "query",
-}
-REFUSED_SINK = {
-    "key.serializer": "keys are strings or bytes; encode them with DataFrame operations",
-    "value.serializer": "values are strings or bytes; encode them with DataFrame operations",
-    "interceptor.classes": "an interceptor may break the query",
-    "transactional.id": "the sink is at-least-once and writes without transactions",
-    "enable.idempotence": "the sink is at-least-once; remove the option or set it to false",
-}
-
-# Kafka client properties that have another name here.
-_RENAMED = {
-    "batch.size": "batch.bytes",
-    "buffer.memory": "send.buffer.bytes",
-    "max.in.flight.requests.per.connection": "max.in.flight",
-    "max.partition.fetch.bytes": "fetch.max.read.bytes",
-}
-
-# These properties tune parts of a Kafka client that kdirect's client does not have.  A job keeps
-# running with them, and the log says that they have no effect.
-_TUNING = """
-    check.crcs client.dns.lookup connections.max.idle.ms default.api.timeout.ms
-    exclude.internal.topics fetch.max.bytes fetch.max.wait.ms fetch.min.bytes heartbeat.interval.ms
-    linger.ms max.block.ms max.poll.interval.ms max.poll.records max.request.size
-    partition.assignment.strategy receive.buffer.bytes retries retry.backoff.ms send.buffer.bytes
-    session.timeout.ms socket.connection.setup.timeout.ms
-"""
-WITHOUT_EFFECT = frozenset(_TUNING.split())
-
 _SUBSCRIPTIONS = ("assign", "subscribe", "subscribePattern")
 _ENDING = ("endingTimestamp", "endingOffsetsByTimestamp", "endingOffsets")
 COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType")
 HEADERS = "headers"
-_OF_VALUES = ("valueSchema", "valueSize", "valueMode")  # without effect where values stay bytes
+# Without effect where values stay bytes.
+_OF_VALUES = (
+    "valueSchema",
+    "valueSize",
+    "valueMode",
+    "valueFraming",
+    "columnNameOfCorruptRecord",
+    "metadataColumns",
+    "avroSchema",
+    "avroWriterSchema",
+    "descriptorFile",
+    "messageName",
+    "schema.registry.url",
+    "schema.registry.subject",
+    "schema.registry.timeout.ms",
+    "schema.registry.ssl.ca.location",
+    "schema.registry.secret.basic.auth.user.info",
+    "schema.registry.secret.bearer.auth.token",
+)
 _STREAM_ONLY = (
     "maxOffsetsPerTrigger",
     "minOffsetsPerTrigger",
@@ -94,11 +70,25 @@ _STREAM_ONLY = (
     "partitionDiscoveryIntervalMs",
     "kafka.group.id",
 )
-_SINK_ONLY = ("topic",)
-REMOTE = "kdirect.remote."
+SINK_ONLY = ("topic", "exactlyOnce", "exactlyOnceId")
 # Properties of object stores that are shown nowhere.
 _SECRETS = frozenset(("access_key", "secret_key", "session_token", "account_key", "sas_token"))
-_SINK = ("kafka.bootstrap.servers", "topic", "checkpointLocation", "queryName", "includeHeaders")
+SINK = (
+    "kafka.bootstrap.servers",
+    "topic",
+    "exactlyOnce",
+    "exactlyOnceId",
+    "checkpointLocation",
+    "queryName",
+    "includeHeaders",
+    "asyncProgressTrackingEnabled",
+    "asyncProgressTrackingCheckpointIntervalMs",
+    "_asyncProgressTrackingOverrideSinkSupportCheck",
+)
+# How long a task's transaction may wait for the commit of its batch.  Kafka's brokers allow no more
+# unless they are told to; tasks of one batch may end a long time after another.
+TRANSACTION_TIMEOUT_MS = 900_000
+_IDENTITY = re.compile(r"[\w.:/@-][\w .:/@-]{0,199}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,11 +109,14 @@ class SourceSettings:
     values: ValueSettings | None = None  # None: values stay bytes, and rows are Kafka's
     retries: int = 3
     retry_interval_ms: int = 10
+    patience_ms: int = 120_000  # how long a task waits for a broker that is away
+    planner_patience_ms: int = 30_000  # how long the planner does
     max_offsets: int | None = None
     min_offsets: int | None = None
     max_delay_ms: int = 900_000
     min_partitions: int | None = None
     max_records: int | None = None
+    coalesce_partitions: int | None = None
     group_id: str | None = None
     prefetch_bytes: int = 16 << 20
     batch_bytes: int = 1 << 20
@@ -134,10 +127,17 @@ class SourceSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkSettings:
-    """A sink's checked options.  If `topic` is None, a column names it."""
+    """A sink's checked options.  If `topic` is None, a column names it.  If `exactly_once_id` is
+    None, a query's identity is that of its checkpoint."""
 
     client: dict[str, Any]
     topic: str | None = None
+    exactly_once: bool = True
+    exactly_once_id: str | None = None
+    transaction_timeout_ms: int = TRANSACTION_TIMEOUT_MS
+    query_name: str | None = None
+    checkpoint: str | None = None
+    real_time: bool = False  # rows are sent as they come
     warnings: tuple[str, ...] = ()
 
 
@@ -147,14 +147,15 @@ def source_settings(
     """Check the options of a source.  `streaming` is None while it is not known whether the query
     is a batch or a stream; then only what both refuse is refused.  `schema` is that of the query,
     where it is known: values of a valueFormat without valueSchema have it.  Raises ConfigError."""
-    own, client, warnings = _sort(options, REFUSED_SOURCE, "source")
+    own, client, warnings = sorted_options(options, "source")
     given = {SPARK.find(name).name for name in own}
-    _check_belongs(given, streaming)
+    warnings += _check_belongs(given, streaming)
     values = SPARK.resolve({"kafka.bootstrap.servers": "-"} | own)
     subscription = _subscription(values, given)
-    starting, starting_option = _starting(values, streaming)
+    starting, starting_option = _starting(values, given, streaming)
     ending, ending_option = _ending(values)
-    _check_trigger(values)
+    if streaming is not False:
+        _check_trigger(values)
     decoded = _values(values, given, schema)
     client |= _cold(values, given)
     task_client = dict(client)
@@ -173,11 +174,14 @@ def source_settings(
         values=decoded,
         retries=values["fetchOffset.numRetries"],
         retry_interval_ms=values["fetchOffset.retryIntervalMs"],
+        patience_ms=task_client["request.timeout.ms"],
+        planner_patience_ms=CLIENT.resolve(client)["request.timeout.ms"],
         max_offsets=values["maxOffsetsPerTrigger"],
         min_offsets=values["minOffsetsPerTrigger"],
         max_delay_ms=values["maxTriggerDelay"],
         min_partitions=values["minPartitions"],
         max_records=values["maxRecordsPerPartition"],
+        coalesce_partitions=_coalesce(values, given),
         group_id=values["kafka.group.id"],
         prefetch_bytes=values["prefetchBytes"],
         batch_bytes=values["arrowBatchBytes"],
@@ -187,17 +191,23 @@ def source_settings(
     )
 
 
-def sink_settings(options: Mapping[str, str]) -> SinkSettings:
-    """Check the options of a sink.  Raises ConfigError."""
-    own, client, warnings = _sort(options, REFUSED_SINK, "sink")
-    for name in own:
-        row = SPARK.find(name)
-        if row.name not in _SINK:
-            raise ConfigError(
-                f"option {row.name} belongs to a source",
-                hint="a sink takes kafka.bootstrap.servers, topic and client settings",
-            )
+def sink_settings(options: Mapping[str, str], *, real_time: bool = False) -> SinkSettings:
+    """Check the options of a sink; `real_time`: of a query in Real-Time Mode.  Raises
+    ConfigError."""
+    own, client, warnings = sorted_options(options, "sink")
+    of_source = {name for name in own if SPARK.find(name).name not in SINK}
+    warnings += tuple(
+        f"option {SPARK.find(name).name} belongs to a source and changes nothing in a sink"
+        for name in own
+        if name in of_source
+    )
+    own = {name: value for name, value in own.items() if name not in of_source}
     values = SPARK.resolve({"kafka.bootstrap.servers": "-"} | own)
+    if client.get("enable.idempotence") and client.get("acks") in ("0", "1"):
+        raise ConfigError(
+            f"options kafka.enable.idempotence and kafka.acks={client['acks']} exclude each other",
+            hint="set kafka.acks=all, or remove kafka.enable.idempotence",
+        )
     topic = values["topic"]
     if topic is not None:
         try:
@@ -205,113 +215,90 @@ def sink_settings(options: Mapping[str, str]) -> SinkSettings:
         except ConfigError as e:
             raise ConfigError(f"option topic: {e.message}", hint=e.hint) from None
         topic = topic.strip()
-    return SinkSettings(client=client, topic=topic, warnings=warnings)
-
-
-# -- sorting names ---------------------------------------------------------------------------------
-
-
-def _sort(
-    options: Mapping[str, str], refused: Mapping[str, str], room: str
-) -> tuple[dict[str, str], dict[str, Any], tuple[str, ...]]:
-    """The given options of the table SPARK, parsed client settings, and warnings for the log."""
-    own: dict[str, str] = {}
-    client: dict[str, Any] = {}
-    warnings = []
-    for name, value in options.items():
-        lower = name.lower()
-        if lower in _own_names() or lower.startswith(REMOTE):
-            row = SPARK.find(lower)
-            if row.name == "path":
-                raise ConfigError(
-                    "option path (or an argument of load, save or start) is not available",
-                    hint="name topics with an option: subscribe for a source, topic for a sink",
-                )
-            if row.name == "kafka.bootstrap.servers":
-                client["bootstrap.servers"] = _servers(value)
-            else:
-                own[lower if row.is_prefix else row.name] = value
-            continue
-        bare = lower.removeprefix("kafka.")
-        if bare in refused:
-            if bare == "enable.idempotence" and str(value).strip().lower() == "false":
-                continue
-            raise ConfigError(
-                f"option {name} is not available for kdirect's {room}", hint=refused[bare]
-            )
-        if bare in _client_names() and not (bare in WITHOUT_EFFECT and lower != bare):
-            row = CLIENT.find(bare)
-            client[row.name] = row.parse(value)
-        elif bare in _RENAMED:
-            row = CLIENT.find(_RENAMED[bare])
-            client.setdefault(row.name, row.parse(value))
-        elif lower != bare and bare in WITHOUT_EFFECT:
-            warnings.append(f"option {name} tunes a Kafka client and has no effect here")
-        else:
-            raise _unknown(name)
-    if "bootstrap.servers" not in client:
+    if real_time and values["exactlyOnce"]:
         raise ConfigError(
-            "option kafka.bootstrap.servers is missing", hint="give host:port of the broker"
+            "trigger(realTime=...) excludes exactlyOnce: Spark writes down which records belong to "
+            "a real-time batch only after the batch is committed, so after a failure another batch "
+            "has its number, and would be taken for one that is committed already",
+            hint="set exactlyOnce=false (at-least-once, and visible as it is written), or use "
+            "another trigger",
         )
-    return own, client, tuple(warnings)
-
-
-def _servers(value: str) -> list[str]:
-    servers = CLIENT.find("bootstrap.servers").parse(value)
-    if not servers:
-        raise ConfigError(
-            "option kafka.bootstrap.servers is empty", hint="give host:port of the broker"
-        )
-    for server in servers:
-        host, _, port = server.rpartition(":")
-        if not host or not re.fullmatch("[0-9]{1,5}", port) or not 0 < int(port) < 65536:
-            raise ConfigError(
-                f"option kafka.bootstrap.servers: {server!r} is not host:port",
-                hint="write for example 127.0.0.1:9092",
-            )
-    return servers
-
-
-def _own_names() -> dict[str, str]:
-    return {name.lower(): name for row in SPARK.rows for name in (row.name, *row.aliases)}
-
-
-def _client_names() -> dict[str, str]:
-    return {name.lower(): name for row in CLIENT.rows for name in (row.name, *row.aliases)}
-
-
-def _unknown(name: str) -> ConfigError:
-    known = _own_names() | _client_names()
-    if name.lower().startswith("kafka."):
-        known |= {f"kafka.{n}": f"kafka.{n}" for n in _client_names()}
-        if name.lower().startswith(("kafka.ssl.", "kafka.sasl.", "kafka.security.")):
-            return ConfigError(
-                f"option {name} is not available: kdirect's client neither encrypts nor "
-                "authenticates",
-                hint="remove it, or read this broker with Spark's Kafka connector",
-            )
-    near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.6)
-    return ConfigError(
-        f"unknown option {name!r}",
-        hint=f"did you mean {known[near[0]]}?" if near else "docs/options.md lists them all",
+    once, lines = _exactly_once(values, client)
+    return SinkSettings(
+        client=client,
+        topic=topic,
+        query_name=values["queryName"],
+        checkpoint=values["checkpointLocation"],
+        real_time=real_time,
+        warnings=warnings + lines,
+        **once,
     )
+
+
+def _exactly_once(
+    values: dict[str, Any], client: dict[str, Any]
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """What of a SinkSettings says how often rows are written, and lines for the log.  Takes out of
+    `client` what the sink decides itself.  Raises ConfigError."""
+    once, name = values["exactlyOnce"], values["exactlyOnceId"]
+    if name is not None and _IDENTITY.fullmatch(name) is None:
+        raise ConfigError(
+            f"option exactlyOnceId: {name!r} is not an identity",
+            hint="write up to 200 letters, digits, and ._:/@-",
+        )
+    if name is not None and not once:
+        raise ConfigError(
+            "option exactlyOnceId names who writes exactly once, but exactlyOnce is false",
+            hint="remove one of the two",
+        )
+    if once and values["asyncProgressTrackingEnabled"]:
+        raise ConfigError(
+            "asyncProgressTrackingEnabled excludes exactlyOnce: Spark commits a micro-batch before "
+            "it has written down which records belong to it, so after a failure another micro-batch"
+            " has its number, and would be taken for one that is committed already",
+            hint="set exactlyOnce=false (at-least-once), or remove asyncProgressTrackingEnabled",
+        )
+    lines = []
+    if once:
+        for option, wanted in (("acks", ("all", "-1")), ("enable.idempotence", (True,))):
+            if option in client and (given := client.pop(option)) not in wanted:
+                lines.append(
+                    f"option {option}={str(given).lower()} changes nothing: exactly-once needs "
+                    "acks=all and idempotence (exactlyOnce=false does not)"
+                )
+    elif "transaction.timeout.ms" in client:
+        lines.append(
+            "option transaction.timeout.ms changes nothing: with exactlyOnce=false there are no "
+            "transactions"
+        )
+    timeout_ms = client.pop("transaction.timeout.ms", TRANSACTION_TIMEOUT_MS)
+    return {
+        "exactly_once": once,
+        "exactly_once_id": name,
+        "transaction_timeout_ms": timeout_ms,
+    }, tuple(lines)
 
 
 # -- their meaning ---------------------------------------------------------------------------------
 
 
-def _check_belongs(given: set[str], streaming: bool | None) -> None:
-    """Raise ConfigError for an option that a source does not have, or not in such a query."""
-    for name in _SINK_ONLY:
-        if name in given:
-            raise ConfigError(
-                f"option {name} belongs to a sink",
-                hint="a source names its topics with subscribe, subscribePattern or assign",
-            )
-    if "groupIdPrefix" in given:
+def _check_belongs(given: set[str], streaming: bool | None) -> tuple[str, ...]:
+    """Lines for the log about options that change nothing in such a query.  Raises ConfigError for
+    those that ask for what such a query cannot do."""
+    lines = [
+        f"option {name} belongs to a sink and changes nothing in a source"
+        for name in SINK_ONLY
+        if name in given
+    ]
+    if lines and not given.intersection(_SUBSCRIPTIONS):
         raise ConfigError(
-            "option groupIdPrefix is not available: kdirect's source joins no consumer group",
-            hint="remove it, or set kafka.group.id to commit what each micro-batch has read",
+            f"option {', '.join(n for n in SINK_ONLY if n in given)} belongs to a sink",
+            hint="a source names its topics with subscribe, subscribePattern or assign",
+        )
+    if "groupIdPrefix" in given:
+        lines.append(
+            "option groupIdPrefix changes nothing: the source joins no consumer group (set "
+            "kafka.group.id to commit what each micro-batch has read)"
         )
     if streaming is True:
         for name in _ENDING:
@@ -321,12 +308,12 @@ def _check_belongs(given: set[str], streaming: bool | None) -> None:
                     hint="a streaming query has no end; remove it, or read with spark.read",
                 )
     if streaming is False:
-        for name in _STREAM_ONLY:
-            if name in given:
-                raise ConfigError(
-                    f"option {name} is for streaming queries",
-                    hint="remove it, or read with spark.readStream",
-                )
+        lines += [
+            f"option {name} is for streaming queries and changes nothing in a batch"
+            for name in _STREAM_ONLY
+            if name in given
+        ]
+    return tuple(lines)
 
 
 def _check_trigger(values: dict[str, Any]) -> None:
@@ -340,6 +327,17 @@ def _check_trigger(values: dict[str, Any]) -> None:
             f"maxOffsetsPerTrigger ({values['maxOffsetsPerTrigger']})",
             hint="choose a number of at most maxOffsetsPerTrigger",
         )
+
+
+def _coalesce(values: dict[str, Any], given: set[str]) -> int | None:
+    for name in ("minPartitions", "maxRecordsPerPartition"):
+        if values["coalescePartitions"] is not None and name in given:
+            raise ConfigError(
+                f"options coalescePartitions and {name} exclude each other",
+                hint="remove one: the first joins ranges of offsets, the other splits them",
+            )
+    coalesce: int | None = values["coalescePartitions"]
+    return coalesce
 
 
 def _subscription(values: dict[str, Any], given: set[str]) -> Subscription:
@@ -422,24 +420,20 @@ def _values(
             if name in given:
                 raise ConfigError(
                     f"option {name} has no effect without valueFormat",
-                    hint="set valueFormat to fixed, json or arrow, or remove the option",
+                    hint="set valueFormat to fixed, json, arrow, avro or protobuf, or remove it",
                 )
         return None
     if values["includeHeaders"]:
         raise ConfigError(
             "options includeHeaders and valueFormat exclude each other",
-            hint="remove one: with valueFormat a row has the columns of the value only",
+            hint="remove includeHeaders: metadataColumns=headers adds them to the value's columns",
         )
     # Imported at first use: the engine's words take a while to import, and most queries take bytes.
-    from kdirect_spark.values import value_settings
+    from kdirect_spark.value_options import value_settings
 
-    return value_settings(
-        values["valueFormat"],
-        schema_text=values["valueSchema"],
-        size=values["valueSize"],
-        mode=values["valueMode"],
-        spark_schema=schema,
-    )
+    topics: list[str] = values["subscribe"] or []
+    topic = topics[0] if len(topics) == 1 else None
+    return value_settings(values, topic=topic, spark_schema=schema)
 
 
 def _columns(
@@ -471,58 +465,39 @@ def _columns(
     return tuple(name for name in there.values() if name in wanted)
 
 
-def _starting(values: dict[str, Any], streaming: bool | None) -> tuple[Limit, str]:
-    strict = values["startingOffsetsByTimestampStrategy"] == "error"
+def _starting(values: dict[str, Any], given: set[str], streaming: bool | None) -> tuple[Limit, str]:
+    by_name = values["startingOffsetsByTimestampStrategy"] == "error"
+    strict = by_name if "startingOffsetsByTimestampStrategy" in given else None
     if values["startingTimestamp"] is not None:
-        return AtTimes(everywhere=values["startingTimestamp"], strict=strict), "startingTimestamp"
+        text = values["startingTimestamp"]
+        return time_limit(text, "startingTimestamp", strict=strict), "startingTimestamp"
     if values["startingOffsetsByTimestamp"] is not None:
         times = from_json(values["startingOffsetsByTimestamp"], "startingOffsetsByTimestamp")
         return AtTimes(
-            items=tuple(sorted(times.items())), strict=strict
+            items=tuple(sorted(times.items())), strict=by_name
         ), "startingOffsetsByTimestamp"
-    limit = _limit(values["startingOffsets"], "startingOffsets")
+    limit = offset_limit(values["startingOffsets"], "startingOffsets")
     if limit is None:
         return (Earliest() if streaming is False else Latest()), "startingOffsets"
-    if streaming is False:
-        latest = isinstance(limit, Latest) or (
-            isinstance(limit, AtOffsets) and any(n == -1 for _, n in limit.items)
+    if streaming is False and has(limit, Latest):
+        raise ConfigError(
+            "option startingOffsets: a batch query cannot start at the latest offset",
+            hint="use earliest, -2 or an offset",
         )
-        if latest:
-            raise ConfigError(
-                "option startingOffsets: a batch query cannot start at the latest offset",
-                hint="use earliest, -2 or an offset",
-            )
     return limit, "startingOffsets"
 
 
 def _ending(values: dict[str, Any]) -> tuple[Limit, str]:
     if values["endingTimestamp"] is not None:
-        return AtTimes(everywhere=values["endingTimestamp"]), "endingTimestamp"
+        text = values["endingTimestamp"]
+        return time_limit(text, "endingTimestamp", strict=False), "endingTimestamp"
     if values["endingOffsetsByTimestamp"] is not None:
         times = from_json(values["endingOffsetsByTimestamp"], "endingOffsetsByTimestamp")
         return AtTimes(items=tuple(sorted(times.items()))), "endingOffsetsByTimestamp"
-    limit = _limit(values["endingOffsets"], "endingOffsets") or Latest()
-    if isinstance(limit, Earliest) or (
-        isinstance(limit, AtOffsets) and any(n == -2 for _, n in limit.items)
-    ):
+    limit = offset_limit(values["endingOffsets"], "endingOffsets") or Latest()
+    if has(limit, Earliest):
         raise ConfigError(
             "option endingOffsets: a query cannot end at the earliest offset",
             hint="use latest, -1 or an offset",
         )
     return limit, "endingOffsets"
-
-
-def _limit(text: str | None, option: str) -> Limit | None:
-    if text is None:
-        return None
-    word = text.strip().lower()
-    if word == "earliest":
-        return Earliest()
-    if word == "latest":
-        return Latest()
-    if not word.startswith("{"):
-        raise ConfigError(
-            f"option {option}: {text!r} is not allowed",
-            hint='use earliest, latest or JSON such as {"topic":{"0":123}}',
-        )
-    return AtOffsets(tuple(sorted(from_json(text, option, low=-2).items())))

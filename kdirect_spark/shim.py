@@ -27,18 +27,25 @@ import zipfile
 from functools import cache
 from pathlib import Path
 
+import kdirect
 from kdirect.errors import ShimError
+from kdirect_spark import unpack
 
 log = logging.getLogger("kdirect_spark")
 
 CONF = "spark.kdirect.columnar"
 COMPILE_LIMIT_S = 300
+PROPERTIES = "META-INF/kdirect.properties"  # in the jar, for the shim: what it was compiled from
 FIRST_SPARK = (4, 2)  # PySpark's streams have admission control, which the shim needs, since 4.2
 
 
 def jar() -> Path:
     """The shim's jar for the Spark that this process would start.  Compiles it (some seconds)
-    unless it is in the cache.  Raises ShimError with the reason if it is not available."""
+    unless it is in the cache, or this package comes out of a jar, which then has the shim too.
+    Raises ShimError with the reason if it is not available."""
+    carrying = carrying_jar()
+    if carrying is not None:
+        return carrying
     jars = _spark_jars()
     name = next((path.name for path in sorted(jars.glob("spark-sql_*.jar"))), "")
     version = re.fullmatch(r"spark-sql_2\.13-(([0-9]+)\.([0-9]+)\..*)\.jar", name)
@@ -47,7 +54,7 @@ def jar() -> Path:
             f"{name or jars} is not Spark 4.2 or later with Scala 2.13",
             hint="install pyspark 4.2 to read columns",
         )
-    digest = hashlib.sha256(name.encode())
+    digest = hashlib.sha256(f"{name} {kdirect.__version__}".encode())
     sources = _sources()
     for path, entry in sources.items():
         digest.update(entry.encode() + path.read_bytes())
@@ -56,7 +63,7 @@ def jar() -> Path:
         out = home / f"kdirect-spark-shim_2.13-{version[1]}-{digest.hexdigest()[:16]}.jar"
         if not out.exists():
             home.mkdir(mode=0o700, parents=True, exist_ok=True)
-            _compile(jars, sources, out)
+            _compile(jars, sources, version[1], out)
         # Spark runs the code in the jar, so no other user may have put it there.
         if out.stat().st_uid != os.getuid():
             raise ShimError(
@@ -69,6 +76,13 @@ def jar() -> Path:
             hint="set XDG_CACHE_HOME to a directory that you can write",
         ) from None
     return out
+
+
+def carrying_jar() -> Path | None:
+    """The jar that this package was unpacked from, or found by; None if it was installed alone."""
+    carrier = sys.modules.get(unpack.NAME)
+    found: Path | None = getattr(carrier, "jar", None)
+    return found
 
 
 @cache
@@ -116,7 +130,7 @@ def _java() -> str:
     return found
 
 
-def _compile(jars: Path, sources: dict[Path, str], out: Path) -> None:
+def _compile(jars: Path, sources: dict[Path, str], spark: str, out: Path) -> None:
     java = _java()
     begin = time.monotonic()
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.stem}-") as directory:
@@ -154,6 +168,7 @@ def _compile(jars: Path, sources: dict[Path, str], out: Path) -> None:
             for path, entry in sources.items():
                 if path.suffix != ".scala":
                     archive.write(path, entry.removeprefix("resources/"))
+            archive.writestr(PROPERTIES, f"version={kdirect.__version__}\nspark={spark}\n")
         made.replace(out)
     log.info("compiled %s in %.1f s", out, time.monotonic() - begin)
 

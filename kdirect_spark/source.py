@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -21,12 +21,14 @@ from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Inp
 
 from kdirect.errors import ConfigError, KdirectError
 from kdirect.model import TopicPartition
-from kdirect_spark import offsets
+from kdirect_spark import clear_errors, limits, offsets, real_time, topic_ids
 from kdirect_spark.broker_view import BrokerView
+from kdirect_spark.clear_errors import leave_with_spark, sentence_first
 from kdirect_spark.epoch_offset import refuse_accelerated
 from kdirect_spark.offsets import Offsets, Plan
 from kdirect_spark.reading import read_range
 from kdirect_spark.settings import SourceSettings
+from kdirect_spark.versions import SameVersion
 
 try:  # pyspark 4.2 and later: the engine passes the start offset and a read limit to latestOffset
     from pyspark.sql.streaming.datasource import (
@@ -42,10 +44,14 @@ except ImportError:
 
 log = logging.getLogger("kdirect_spark")
 
+BEHIND_S = 5.0  # for a high watermark that is below what was read of the same topic
+BEHIND_PAUSE_S = 0.1
+NO_IDS: Mapping[str, str] = {}
 GROUP_RETRY_S = 1.0  # between attempts to commit a group's offsets
 
 
-class KdirectBatchReader(DataSourceReader):
+@sentence_first
+class KdirectBatchReader(SameVersion, DataSourceReader):
     """A batch query: reads once from the starting to the ending offsets."""
 
     def __init__(self, settings: SourceSettings) -> None:
@@ -64,8 +70,11 @@ class KdirectBatchReader(DataSourceReader):
         partitions = view.partitions(must_exist=True)
         watermarks = view.watermarks(partitions, must_exist=True)
         start = view.resolve(settings.starting, settings.starting_option, partitions, watermarks)
+        start = limits.within(settings.starting, start, watermarks)
         end = view.resolve(settings.ending, settings.ending_option, partitions, watermarks)
-        plan = offsets.plan_batch(start, end, watermarks)
+        end = limits.within(settings.ending, end, watermarks)
+        names = (settings.starting_option, settings.ending_option)
+        plan = offsets.plan_batch(start, end, watermarks, names)
         return view, plan.check(settings.fail_on_data_loss, log.warning), watermarks
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -98,24 +107,28 @@ class GroupOffsets:
             log.warning("offsets of group %s could not be committed: %s", self._group_id, e)
 
 
-class _StreamReader(DataSourceStreamReader):
+class _StreamReader(SameVersion, DataSourceStreamReader):
     """What the readers for all versions of Spark's API share.  Only the planner process changes its
     state:
 
     - `_start`: where a new query starts, and whether a micro-batch has begun since;
     - `_target`: the end that Trigger.AvailableNow fixed;
-    - `_seen`: the high watermarks that the broker returned last;
-    - `_planned`: the start of the last planned micro-batch, with the topics that were found to be
-      created again before it, so that planning it again gives the same ranges.
+    - `_seen`: the high watermarks that the broker returned last.
+
+    Offsets name the ids of their topics (`topic_ids`).  A topic that has another id at the end of a
+    micro-batch than at its start was deleted and created again in between.
     """
 
     def __init__(self, settings: SourceSettings) -> None:
         self._settings = settings
         self._view = BrokerView(settings)
-        self._start = offsets.QueryStart(offsets.moves(settings.starting))
+        self._start = offsets.QueryStart(limits.moves(settings.starting))
         self._target: Offsets | None = None
         self._seen: Offsets | None = None
-        self._planned: tuple[dict, frozenset[str]] | None = None
+        self._target_ids: dict[str, str] = {}
+        self._start_ids: dict[str, str] = {}
+        self._told_of_absence = False
+        self._parsed: tuple[dict, Offsets] = {}, {}
         self._group = GroupOffsets(self._view, settings.group_id)
 
     def initialOffset(self) -> dict:
@@ -133,13 +146,14 @@ class _StreamReader(DataSourceStreamReader):
             if (ceiling := self._ceiling()) is not None:
                 # The engine already knows the ends.  Records that arrived since then belong to a
                 # later micro-batch, so the start may not lie beyond those ends.
-                named = offsets.named_offsets(settings.starting)
+                named = limits.named_offsets(settings.starting)
                 initial = {
                     tp: n if tp in named else min(n, ceiling.get(tp, n))
                     for tp, n in initial.items()
                 }
             self._start.resolve(initial)
-        return offsets.to_json(initial)
+            self._start_ids = self._ids_now(initial)
+        return topic_ids.with_ids(offsets.to_json(initial), self._start_ids)
 
     def partitions(self, start: dict, end: dict) -> list[InputPartition]:
         plan = self.plan(start, end)
@@ -163,14 +177,39 @@ class _StreamReader(DataSourceStreamReader):
             # Partitions that were added since then belong to the next micro-batch.
             begin = {tp: n for tp, n in begin.items() if tp in stop}
         watermarks = self._view.watermarks(sorted(begin.keys() | stop.keys()))
-        if self._planned is None or self._planned[0] != start:
-            self._planned = (start, self._view.take_created_again())
-        plan = offsets.plan_stream(begin, stop, watermarks, self._planned[1], is_start=is_start)
+        end_ids = topic_ids.ids_of(end)
+        plan = offsets.plan_stream(
+            begin,
+            stop,
+            watermarks,
+            topic_ids.others(self._ids_of(start), end_ids),
+            topic_ids.others(end_ids, self._ids_now(watermarks)),
+            topic_ids.same(topic_ids.ids_of(start), end_ids),
+            is_start=is_start,
+        )
         return plan.check(self._settings.fail_on_data_loss, log.warning)
+
+    def _begin(self, start: dict) -> Offsets:
+        """The offsets that a start says.  The engine asks with the same one until there is news,
+        often where nothing else is done."""
+        if start != self._parsed[0]:
+            refuse_accelerated(start)
+            self._parsed = start, offsets.from_json(start, "start offset")
+        return self._parsed[1]
 
     def topic_ids(self, topics: Iterable[str]) -> dict[str, str]:
         """The ids of these topics; "" where the broker assigns none."""
         return self._view.topic_ids(topics)
+
+    def _ids_now(self, partitions: Iterable[TopicPartition]) -> dict[str, str]:
+        """The ids of the topics whose watermarks were asked for last."""
+        return self._view.topic_ids(sorted({tp.topic for tp in partitions}))
+
+    def _ids_of(self, start: dict) -> dict[str, str]:
+        """The ids of the topics of an offset; where it names none, as in a checkpoint of Spark's
+        Kafka connector, those that this process saw first."""
+        first = {topic: i for topic, i in self._view.first_ids.items() if i}
+        return first | topic_ids.ids_of(start)
 
     def watermarks(self, end: dict) -> dict[TopicPartition, tuple[int, int]]:
         """(log start offset, high watermark) of the partitions of an offset that exist."""
@@ -189,12 +228,14 @@ class _StreamReader(DataSourceStreamReader):
             self._group.commit(done)
 
     def stop(self) -> None:
-        """Close the session, as far as possible: the planner process ends right afterwards."""
+        """Close the session, as far as possible, where the planner process ends right afterwards.
+        One that goes on (`pyspark_kdirect.planner`) keeps its connections for the next query."""
         try:
-            if self._seen is not None:
+            if self._seen is not None and not clear_errors.is_kept_planner():
                 self._view.session().close()
         except Exception as e:
             log.debug("closing the planner's session: %s", e)
+        leave_with_spark()
 
     # -- what the versions below override or share
 
@@ -203,29 +244,68 @@ class _StreamReader(DataSourceStreamReader):
         at higher offsets."""
         return self._target
 
-    def _available(self, start: Offsets) -> tuple[Offsets, Offsets]:
-        """(ends of what can be read from `start` on, earliest offsets), both by partition.  With a
-        fixed end, the earliest offsets are those of partitions that `start` lacks."""
+    def _available(
+        self, start: Offsets, ids: Mapping[str, str] = NO_IDS
+    ) -> tuple[Offsets, Offsets]:
+        """(ends of what can be read from `start`, of the topics of these ids, on, earliest
+        offsets), both by partition.  With a fixed end, the earliest offsets are those of partitions
+        that `start` lacks, or whose topic was created again."""
         if self._target is not None:
-            partitions: Iterable[TopicPartition] = self._target
+            behind = [tp for tp, end in self._target.items() if end < start.get(tp, 0)]
+            if behind:
+                # The end was fixed before the engine said how far the query has come.
+                settled = self._settled(start, ids)
+                self._target |= {tp: settled[tp][1] for tp in behind if tp in settled}
+                self._target_ids |= self._ids_now(behind)
+            again = topic_ids.others(ids, self._target_ids)
+            fresh = {tp for tp in self._target if tp not in start or tp.topic in again}
             return dict(self._target), {
-                tp: low
-                for tp, (low, _) in self._view.watermarks(set(partitions) - start.keys()).items()
+                tp: low for tp, (low, _) in self._view.watermarks(fresh).items()
             }
-        watermarks: dict[TopicPartition, tuple[int, int]] = {}
-        for retries_left in range(self._settings.retries, -1, -1):
-            watermarks = self._view.watermarks(self._view.partitions(must_exist=False))
-            if not retries_left or all(
-                high >= start.get(tp, 0) for tp, (_, high) in watermarks.items()
-            ):
-                break
-            # A high watermark is below what was read: a leader is just taking over, or the topic
-            # was created again.  Ask again before calling it a loss.
-            time.sleep(self._settings.retry_interval_ms / 1000)
+        watermarks = self._settled(start, ids)
         self._seen = {tp: high for tp, (_, high) in watermarks.items()}
         return dict(self._seen), {tp: low for tp, (low, _) in watermarks.items()}
 
+    def _settled(
+        self, start: Offsets, ids: Mapping[str, str]
+    ) -> dict[TopicPartition, tuple[int, int]]:
+        """The watermarks of what is subscribed to.  Where one is below `start`, of the topics of
+        these ids, it is asked for again for a while."""
+        began = time.monotonic()
+        retries_left = self._settings.retries
+        while True:
+            watermarks = self._view.watermarks(self._view.partitions(must_exist=False))
+            behind = [tp for tp, (_, high) in watermarks.items() if high < start.get(tp, 0)]
+            if not behind:
+                break
+            # A high watermark is below what was read: its leader has just taken over, or come back
+            # and does not know yet how far its replicas are, or the topic was created again.  Ask
+            # again before calling it a loss.
+            again = topic_ids.others(ids, self._ids_now(behind))
+            settles = start != self._start.offsets and not again.issuperset(t for t, _ in behind)
+            patience_s = BEHIND_S if settles else 0.0
+            if retries_left <= 0 and time.monotonic() - began >= patience_s:
+                break
+            retries_left -= 1
+            interval_s = self._settings.retry_interval_ms / 1000
+            time.sleep(interval_s if retries_left >= 0 else max(interval_s, BEHIND_PAUSE_S))
+        return watermarks
 
+    def _all_gone(self, start: Offsets) -> None:
+        """Nothing is left to be read, so there is no end to write into the checkpoint: an offset
+        without partitions would forget where the query was.  DataLossError, or a warning once."""
+        names = ", ".join(sorted({tp.topic for tp in start}))
+        losses = tuple(
+            f"{tp} is gone; it was read up to offset {start[tp]}" for tp in sorted(start)
+        )
+        if self._settings.fail_on_data_loss:
+            offsets.Plan((), losses).check(True, log.warning)
+        if not self._told_of_absence:
+            log.warning("%s: waiting for topics to come back (failOnDataLoss is false)", names)
+        self._told_of_absence = True
+
+
+@sentence_first
 class KdirectLegacyStreamReader(_StreamReader):
     """For pyspark 4.0 and 4.1, whose engine asks for the latest offset without passing the offsets
     that the query has reached."""
@@ -246,17 +326,24 @@ class KdirectLegacyStreamReader(_StreamReader):
         return self._seen  # the engine asks for the latest offset first
 
     def latestOffset(self) -> dict:  # type: ignore[override]
-        if self._seen is None:
+        before = self._seen
+        if before is None:
             self._view.partitions(must_exist=False, refresh=True)
-        return offsets.to_json(self._available({})[0])
+        end, _ = self._available({})
+        if not end and before:
+            self._all_gone(before)
+            self._seen = end = before
+        return topic_ids.with_ids(offsets.to_json(end), self._ids_now(end))
 
 
 if ADMISSION_CONTROL:
 
+    @sentence_first
     class KdirectStreamReader(_StreamReader, SupportsTriggerAvailableNow):
         """For pyspark 4.2 and later."""
 
         _last_trigger: float | None = None
+        _opens_empty = False  # is the first batch of the query to be an empty one?
 
         def getDefaultReadLimit(self) -> Any:
             if self._settings.max_offsets is not None:
@@ -266,21 +353,30 @@ if ADMISSION_CONTROL:
             return ReadAllAvailable()
 
         def latestOffset(self, start: dict, limit: Any) -> dict:
-            refuse_accelerated(start)
-            begin = offsets.from_json(start, "start offset")
+            begin = self._begin(start)
             # Everything before `begin` has been processed.  That includes the last micro-batch,
             # for which the engine may never call commit().
             self._commit_group(begin)
             if self._start.begin(begin):
-                return offsets.to_json(begin)  # the first micro-batch is empty: see QueryStart
-            end, earliest = self._available(begin)
-            if isinstance(limit, ReadAllAvailable):
-                return offsets.to_json(end)
-            if self._hold_back(begin, end, earliest):
+                self._opens_empty = True
+                return start  # the first micro-batch is empty: see QueryStart
+            start_ids = self._ids_of(start)
+            end, earliest = self._available(begin, start_ids)
+            if not end and begin:
+                self._all_gone(begin)
                 return start
-            if isinstance(limit, ReadMaxRows):
-                end = offsets.rate_limit(limit.max_rows, begin, end, earliest)
-            return offsets.to_json(end)
+            self._told_of_absence = False
+            ids = self._target_ids if self._target is not None else self._ids_now(end)
+            again = topic_ids.others(start_ids, ids)
+            if end == begin and not again:
+                return start  # which may be without ids, and need not be written down again
+            begin = {tp: n for tp, n in begin.items() if tp.topic not in again}
+            if not isinstance(limit, ReadAllAvailable):
+                if self._hold_back(begin, end, earliest):
+                    return start
+                if isinstance(limit, ReadMaxRows):
+                    end = offsets.rate_limit(limit.max_rows, begin, end, earliest)
+            return topic_ids.with_ids(offsets.to_json(end), ids)
 
         def prepareForTriggerAvailableNow(self) -> None:
             # The topics need not exist here: a new query asks for its initial offset next, which
@@ -288,6 +384,24 @@ if ADMISSION_CONTROL:
             self._view.partitions(must_exist=False, refresh=True)
             self._target = None
             self._target = self._available({})[0]
+            self._target_ids = self._ids_now(self._target)
+
+        def partitions(self, start: dict, end: dict) -> list[InputPartition]:
+            if not real_time.has_no_end(end):
+                return super().partitions(start, end)
+            real_time.check(self._settings)
+            end = self.latestOffset(start, ReadAllAvailable())
+            plan = self.plan(start, end)
+            starts = offsets.from_json(end, "end offset")
+            starts |= {r.topic_partition: r.start for r in plan.ranges} if plan else {}
+            is_empty, self._opens_empty = self._opens_empty, False
+            return real_time.live_partitions(
+                self._settings,
+                starts,
+                topic_ids.ids_of(end),
+                self._view.hosts(starts),
+                is_empty=is_empty,
+            )
 
         def reportLatestOffset(self) -> dict | None:
             return None if self._seen is None else offsets.to_json(self._seen)

@@ -7,33 +7,29 @@ their size; what a task does with its rows is in `reading`.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
-from typing import Any
+from collections.abc import Generator
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from kdirect.errors import BadValueError
 from kdirect.format.bad_values import SAMPLES, BadRow, Dropped, DropReason, error_of
-from kdirect.model import TopicPartition
 from kdirect.state.source import BLOCK_BYTES, Block, TopicSource
-from kdirect_spark.settings import SourceSettings
+from kdirect_spark.rows import VALUE_REASONS, Rows, TaskRange, in_parts
 from kdirect_spark.values import as_spark_takes, misfits
 
 MOST_ROWS = 1 << 16  # of a batch
-# Why a value gives no row here, where no event time is read and nothing is kept.
-REASONS = (DropReason.NULL_VALUE, DropReason.WRONG_SIZE, DropReason.NOT_DECODED)
 
 
-class ValueRows:
+class ValueRows(Rows):
     """The columns of values, decoded by the state engine's source."""
 
-    def __init__(
-        self, settings: SourceSettings, session: Any, tp: TopicPartition, start: int, stop: int
-    ) -> None:
-        values = settings.values
+    reasons = VALUE_REASONS
+
+    def __init__(self, given: TaskRange) -> None:
+        settings, values = given.settings, given.settings.values
         assert values is not None
-        self._tp = tp
+        self._tp = given.tp
         self._values = values
         self._fields = values.chosen(settings.columns)
         self._schema = values.arrow_row(settings.columns)
@@ -46,48 +42,47 @@ class ValueRows:
             block_rows = min(max(settings.batch_bytes // width, 1), MOST_ROWS)
             block_bytes = BLOCK_BYTES
         self._source = TopicSource(
-            session,
-            values.input(tp.topic),
-            tp,
-            start,
-            stop,
+            given.session,
+            values.input(given.tp.topic),
+            given.tp,
+            given.start,
+            given.stop,
             columns=[field.name for field in self._fields],
             block_rows=block_rows,
             block_bytes=block_bytes,
+            topic_id=given.topic_id,
+            live_ms=given.live_ms,
         )
-
-    @property
-    def dropped(self) -> Dropped:
-        return self._source.dropped
-
-    @property
-    def next_offset(self) -> int:
-        return self._source.next_offset
-
-    @property
-    def transport(self) -> str:
-        return self._source.transport
+        super().__init__(self._source, self._source.dropped)
 
     def batches(self) -> Generator[pa.RecordBatch, None, None]:
+        for found in self.live_batches():
+            if found is not None:
+                # A value in Arrow may have any number of rows.
+                yield from in_parts(found[0], self._batch_bytes)
+
+    def live_batches(self) -> Generator[tuple[pa.RecordBatch, pa.Array] | None, None, None]:
         try:
             for block in self._source.blocks():
-                if block.rows:
-                    yield from self._cut(self._batch(block))
+                yield self._batch(block) if block.rows else None
         except BadValueError as e:
             e.hint = (
-                "correct what the producer writes, or valueSchema; valueMode=PERMISSIVE drops such "
-                "records and counts them"
+                "correct what the producer writes, or valueSchema; valueMode=DROPMALFORMED drops "
+                "such records and counts them"
             )
             raise
 
-    def _batch(self, block: Block) -> pa.RecordBatch:
+    def _batch(self, block: Block) -> tuple[pa.RecordBatch, pa.Array]:
+        """Rows, and the offsets of their records."""
         columns = [block.columns[field.name] for field in self._fields]
+        offsets = pa.array(block.offsets)
         found = [misfits(field.type, column) for field, column in zip(self._fields, columns)]
         if any(mask is not None for mask in found):
-            good = self._without(found, pa.array(block.offsets))
+            good = self._without(found, offsets)
+            offsets = pc.filter(offsets, good)
             columns = [pc.filter(column, good) for column in columns]
         taken = [as_spark_takes(f.type, column) for f, column in zip(self._fields, columns)]
-        return pa.RecordBatch.from_arrays(taken, schema=self._schema)
+        return pa.RecordBatch.from_arrays(taken, schema=self._schema), offsets
 
     def _without(self, found: list[pa.Array | None], offsets: pa.Array) -> pa.Array:
         """Drop the rows that Spark cannot hold, of which `found` has a mask for each field.  The
@@ -106,21 +101,5 @@ class ValueRows:
             raise error_of(self._tp, bad[0])
         dropped = Dropped()
         dropped.add(DropReason.NOT_DECODED, good.false_count, bad)
-        self._source.dropped.merge(dropped)
+        self.dropped.merge(dropped)
         return good
-
-    def _cut(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """`batch` in parts of about arrowBatchBytes: a value in Arrow may have any number of
-        rows."""
-        rows = batch.num_rows
-        parts = max(1, min(rows, batch.nbytes // self._batch_bytes))
-        each = -(-rows // parts)
-        for start in range(0, rows, each):
-            yield batch.slice(start, each)
-
-    def statistics(self) -> dict[str, int]:
-        counts = self._source.dropped.counts
-        return self._source.statistics() | {r.value: counts.get(r, 0) for r in REASONS}
-
-    def close(self) -> None:
-        self._source.close()

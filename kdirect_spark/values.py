@@ -1,22 +1,23 @@
 """How the values of records become columns: what valueFormat and the options that need it mean.
 
-Owns: `ValueSettings`, and which type of Spark's a type of the state engine becomes, and back.
+Owns: `ValueSettings`, the schemas that they name (`AvroSource`, `ProtobufSource`), and which type
+of Spark's a type of the state engine becomes, and back; `value_options` makes the settings.
 
-Law: pure; no I/O.  Formats, layouts and names of types are the engine's, so that Spark and the
-engine read a topic by the same words.
+Law: pure; no I/O.  Formats, layouts and names of types are the engine's where it has them, so that
+Spark and the engine read a topic by the same words.
 """
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from dataclasses import field as member
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.types import (
+    ArrayType,
     BinaryType,
     BooleanType,
     ByteType,
@@ -38,6 +39,10 @@ from kdirect.errors import ConfigError
 from kdirect.format.fixed_layout import FixedLayout
 from kdirect.state.plan import Input
 from kdirect.state.schema import Field, decimal_of, fields, is_decimal
+from kdirect_spark import row_types
+
+if TYPE_CHECKING:
+    from kdirect_spark.registry import RegistrySettings
 
 # Types of the engine: Spark's, and Arrow's of a column that Spark takes.  Spark has no types
 # without a sign, so that these become the next wider ones.
@@ -64,14 +69,22 @@ _ENGINE = {
     if not name.startswith("uint")  # first names: those that lose nothing on the way back
 } | {TimestampType(): "timestamp(us)"}
 _MICROSECONDS = {"timestamp(s)": 1_000_000, "timestamp(ms)": 1_000}
-_OPTION = "option valueSchema"
 _SUPPORTED = (
     "byte, short, int, long, float, double, boolean, string, binary, date, timestamp or decimal"
 )
-_GIVE_SCHEMA = {
-    "fixed": 'write for example "user:int64, kind:int32, time:timestamp(ms)"',
-    "json": 'write for example "user long, at timestamp(ms)", or give .schema(...)',
-    "arrow": 'write for example "user long, at timestamp(ms)", or give .schema(...)',
+
+# Kafka's columns that may stand beside those of a value.
+KAFKAS: dict[str, DataType] = {
+    "key": BinaryType(),
+    "value": BinaryType(),
+    "topic": StringType(),
+    "partition": IntegerType(),
+    "offset": LongType(),
+    "timestamp": TimestampType(),
+    "timestampType": IntegerType(),
+    "headers": ArrayType(
+        StructType([StructField("key", StringType()), StructField("value", BinaryType())])
+    ),
 }
 
 
@@ -148,19 +161,54 @@ def misfits(kind: str, column: pa.Array) -> pa.Array | None:
     return pc.fill_null(mask, False)
 
 
+@dataclass(frozen=True, slots=True)
+class AvroSource:
+    """The reader's schema and its references, as text; `writer` is the one that all values were
+    written by where that is another."""
+
+    reader: str
+    references: tuple[str, ...] = ()
+    writer: str | None = None
+    what: str = "option avroSchema"
+
+
+@dataclass(frozen=True, slots=True)
+class ProtobufSource:
+    """A FileDescriptorSet, and the message of it."""
+
+    descriptors: bytes
+    message: str | None
+    what: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValueSettings:
-    """How values are read.  `layout` is None unless the format is fixed; `mode` is `Input.mode`."""
+    """How values are read, and which columns a row has.
+
+    `mode` is PERMISSIVE, DROPMALFORMED or FAILFAST.  `fields` are the columns of a value whose
+    types the engine has; `layout` is None unless the format is fixed.  `schema` are the columns of
+    a value in Spark's types, for the formats and types that the engine does not have; None where
+    `fields` say it all.  `framed`: values begin with Confluent's frame.  `metadata`: by the name in
+    a row, which column of Kafka's it is.  `corrupt`: the column of values that do not decode, of
+    the type `corrupt_type`.  `avro` or `protobuf`: by which schema; `registry`: who has those of
+    the values."""
 
     format: str
-    fields: tuple[Field, ...]
+    fields: tuple[Field, ...] = ()
     layout: FixedLayout | None = None
-    mode: str = "PERMISSIVE"
+    mode: str = "DROPMALFORMED"
+    schema: StructType | None = None
+    framed: bool = False
+    metadata: Mapping[str, str] = member(default_factory=dict)
+    corrupt: str | None = None
+    corrupt_type: DataType = member(default_factory=StringType)
+    avro: AvroSource | None = None
+    protobuf: ProtobufSource | None = None
+    registry: RegistrySettings | None = None
 
     def __post_init__(self) -> None:
         seen: dict[str, str] = {}
-        for field in self.fields:
-            name = field.name
+        for name in self.names:
             if "," in name or name != name.strip():
                 raise ConfigError(
                     f"column {name!r}: its name has a comma, or blanks at an end",
@@ -174,85 +222,81 @@ class ValueSettings:
                 )
 
     @property
+    def is_engines(self) -> bool:
+        """Whether the state engine reads such rows too, so that its source does it for tasks."""
+        return (
+            self.format in ("fixed", "json", "arrow")
+            and self.mode != "PERMISSIVE"
+            and self.schema is None
+            and not (self.framed or self.metadata or self.corrupt)
+        )
+
+    @property
     def names(self) -> tuple[str, ...]:
-        """All columns of a value, in the schema's order."""
-        return tuple(field.name for field in self.fields)
+        """All columns of a row: the value's in the schema's order, then Kafka's, then that of
+        values that do not decode if the schema does not have it."""
+        return tuple(self._kinds())
+
+    def _kinds(self) -> dict[str, DataType]:
+        own = (
+            {f.name: spark_type(f.type) for f in self.fields}
+            if self.schema is None
+            else {f.name: f.dataType for f in self.schema}
+        )
+        own |= {name: KAFKAS[column] for name, column in self.metadata.items()}
+        if self.corrupt is not None:
+            own[self.corrupt] = self.corrupt_type
+        return own
+
+    def _chosen(self, columns: Iterable[str] | None) -> dict[str, DataType]:
+        kinds = self._kinds()
+        wanted = set(kinds if columns is None else columns)
+        return {name: kind for name, kind in kinds.items() if name in wanted}
 
     def chosen(self, columns: Iterable[str] | None) -> tuple[Field, ...]:
-        """The fields of these columns in the schema's order; all of them for None."""
-        wanted = set(self.names if columns is None else columns)
+        """The engine's fields of these columns in the schema's order; all of them for None."""
+        wanted = self._chosen(columns)
         return tuple(field for field in self.fields if field.name in wanted)
+
+    def decoded(self, columns: Iterable[str] | None) -> tuple[str, ...]:
+        """The columns of the value that are decoded for a row of these columns: all of them where
+        it is asked for which values do not decode."""
+        kinds = self._kinds()
+        wanted = self._chosen(columns)
+        everything = self.corrupt is not None and self.corrupt in wanted
+        return tuple(
+            name
+            for name in kinds
+            if name not in self.metadata and name != self.corrupt and (everything or name in wanted)
+        )
 
     def row(self, columns: Iterable[str] | None = None) -> StructType:
         """Spark's type of a row that has these columns."""
-        return StructType([StructField(f.name, spark_type(f.type)) for f in self.chosen(columns)])
+        return StructType([StructField(n, kind) for n, kind in self._chosen(columns).items()])
 
     def arrow_row(self, columns: Iterable[str] | None = None) -> pa.Schema:
         """Arrow's schema of the batches that Spark takes of these columns."""
-        return pa.schema([pa.field(f.name, _types_of(f.type)[1]) for f in self.chosen(columns)])
+        return pa.schema(
+            [
+                pa.field(name, row_types.arrow_type(kind, name))
+                for name, kind in self._chosen(columns).items()
+            ]
+        )
 
     def input(self, topic: str, **more: Any) -> Input:
-        """The engine's input that reads `topic` so; `more` are other arguments of `Input`."""
+        """The engine's input that reads `topic` so; `more` are other arguments of `Input`.  The
+        engine's word for what drops values is PERMISSIVE."""
         return Input(
             topic=topic,
             # A layout has its fields already.
             schema=() if self.layout is not None else self.fields,
             value_format=self.format,
             layout=self.layout,
-            mode=self.mode,
+            mode=self.engine_mode,
             **more,
         )
 
-
-def value_settings(
-    format: str,
-    *,
-    schema_text: str | None,
-    size: int | None,
-    mode: str,
-    spark_schema: StructType | None,
-) -> ValueSettings:
-    """The options valueFormat, valueSchema, valueSize and valueMode.  `spark_schema` is the schema
-    of the query where it is known, which is the values' where valueSchema is not given.  Raises
-    ConfigError."""
-    if size is not None and format != "fixed":
-        raise ConfigError(
-            f"option valueSize is for valueFormat=fixed, not {format}", hint="remove it"
-        )
-    if schema_text is not None and not schema_text.strip():
-        raise ConfigError("option valueSchema is empty", hint=_GIVE_SCHEMA[format])
-    if format == "fixed":
-        if schema_text is None:
-            raise ConfigError("valueFormat=fixed needs valueSchema", hint=_GIVE_SCHEMA[format])
-        layout = _layout(schema_text, size)
-        found = fields(layout.schema(), _OPTION)
-        return ValueSettings(format=format, fields=found, layout=layout, mode=mode)
-    if schema_text is None and spark_schema is None:
-        raise ConfigError(f"valueFormat={format} needs valueSchema", hint=_GIVE_SCHEMA[format])
-    if schema_text is None:
-        assert spark_schema is not None
-        found = engine_fields(spark_schema, ".schema(...)")
-    elif schema_text.lstrip().startswith("{"):
-        found = engine_fields(_from_json(schema_text), _OPTION)
-    else:
-        found = fields(schema_text, _OPTION)
-    return ValueSettings(format=format, fields=found, mode=mode)
-
-
-def _layout(text: str, size: int | None) -> FixedLayout:
-    parts = [part.strip() for part in re.split(r",(?![^(]*\))", text) if part.strip()]
-    try:
-        return FixedLayout.of(*parts, size=size)
-    except ConfigError as e:
-        raise ConfigError(f"{_OPTION}: {e.message}", hint=e.hint) from None
-
-
-def _from_json(text: str) -> StructType:
-    """A schema in Spark's own JSON (`df.schema.json()`): what the shim passes on."""
-    try:
-        return StructType.fromJson(json.loads(text))
-    except Exception as e:  # Spark's errors for what is no schema are of many kinds
-        raise ConfigError(
-            f"{_OPTION}: this JSON is no schema of Spark ({e!r})",
-            hint="write names and types, or what df.schema.json() returns",
-        ) from None
+    @property
+    def engine_mode(self) -> str:
+        """`Input.mode`."""
+        return "FAILFAST" if self.mode == "FAILFAST" else "PERMISSIVE"

@@ -9,7 +9,9 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import sys
 import threading
+from collections.abc import Iterable
 from typing import Any
 
 from kdirect.errors import KdirectError
@@ -18,23 +20,38 @@ log = logging.getLogger("kdirect_spark")
 
 # Spark's daemon runs gc.collect() after every task, which takes 45 ms for the objects of pyspark's
 # and pyarrow's modules.  The collector skips frozen objects.  Freezing is repeated in the first
-# tasks, because they import the last modules.
+# tasks, which still make what is kept, and after a task that has imported more: a process that has
+# read may write next.
 SETTLING_TASKS = 4
 
 _tasks = 0
+_modules = 0
 _pid = 0
 _lock = threading.Lock()
 _producers: dict[tuple, Any] = {}
 _sessions: dict[tuple, Any] = {}
+_told: set[str] = set()
 
 
 def settle() -> None:
-    """Keep Spark's garbage collections cheap.  Called at the end of each task."""
-    global _tasks
+    """Keep Spark's garbage collections cheap.  Called at the end of each task, and of other work
+    that Spark has done by a process of its own, again and again."""
+    global _tasks, _modules
     _own_process()
-    if _tasks < SETTLING_TASKS:
-        _tasks += 1
+    if _tasks < SETTLING_TASKS or len(sys.modules) > _modules:
+        _tasks, _modules = _tasks + 1, len(sys.modules)
         gc.freeze()
+
+
+def tell_once(warnings: Iterable[str]) -> None:
+    """Log these once in a process: Spark makes the writer of a stream again for each micro-batch,
+    in a process that it keeps."""
+    with _lock:
+        _own_process()
+        new = [text for text in warnings if text not in _told]
+        _told.update(new)
+    for text in new:
+        log.warning("%s", text)
 
 
 def session(settings: dict[str, Any]) -> Any:
@@ -77,11 +94,12 @@ def drop_producer(settings: dict[str, Any]) -> None:
 
 
 def _own_process() -> None:
-    global _pid, _tasks
+    global _pid, _tasks, _modules
     if _pid != os.getpid():
-        _pid, _tasks = os.getpid(), 0
+        _pid, _tasks, _modules = os.getpid(), 0, 0
         _producers.clear()
         _sessions.clear()
+        _told.clear()
 
 
 def _key(settings: dict[str, Any]) -> tuple:

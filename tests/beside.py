@@ -1,11 +1,15 @@
-"""``pytest --beside``: three processes make one run.
+"""``pytest --beside``: several processes make one run, three of them at a time.
 
 Most tests start brokers and clients and wait for them, one test at a time, while a core stands
-still.  So the tests of `APART`, most of which start several brokers, JVMs or Spark, run beside all
-others.  The tests of `CALM` take what both leave: nothing in them depends on how fast they are, no
-process on the other side, no socket, no deadline that is meant; they compute, in simulated time if
-any.  So their process has a low priority.  One exception measures real systems: its figures are
-held against nothing, and its patience is minutes.
+still.  So the tests are in parts, each a process of its own: those of `APART`, most of which start
+several brokers, JVMs or Spark, and all others.  `LANES` parts run side by side; when one has ended
+the next begins, so that however long each of them takes, two run until nearly all is done.
+
+The tests of `CALM` take what they leave: nothing in them depends on how fast they are, no process
+on the other side, no socket, no deadline that is meant; they compute, in simulated time if any.  So
+their process has a low priority, and runs from the beginning, even while `FREE` has the others wait
+for a core (.ci/run).  One exception measures real systems: its figures are held against nothing,
+and its patience is minutes.
 
 The first process collects, hands each part to a process of its own, and tells what they found, as
 if it had run it: one summary, one status.  A test of which nothing was heard has failed.  A test
@@ -57,14 +61,22 @@ CALM = (
     "tests/rdma/test_channel_sim.py",
     "tests/packaging/test_bench_versus.py",  # the exception
     "tests/packaging/test_distribution.py",
+    "tests/packaging/test_one_jar.py",
+    "tests/packaging/test_sbt.py",
     "tests/packaging/test_types.py",
     "tests/test_architecture.py",
     "tests/test_stubs.py",
 )
-APART = ("tests/java", "tests/members", "tests/spark")
-# The parts by name, in the order in which they are waited for.
-OTHERS, APART_NAME, CALM_NAME, AGAIN = "all others", "several brokers", "calm", "second try"
-ORDER = (OTHERS, APART_NAME, CALM_NAME)
+OTHERS, CALM_NAME, AGAIN = "all others", "calm", "second try"
+# In the order in which they begin, the longest first, all others before them.
+APART = {
+    "Spark": ("tests/parity", "tests/spark"),
+    "several brokers": ("tests/members",),
+    "Java": ("tests/examples", "tests/java", "tests/packaging/test_jar_in_spark.py"),
+}
+LANES = 2  # parts that run side by side, beside the calm one
+# A file by which somebody says that cores are free: until it is there, the calm part runs alone.
+FREE = "KDIRECT_LANES_FREE"
 # Set in the process of a part only: the directory in which it finds what to run and leaves what
 # came of it.
 PLACE = "KDIRECT_BESIDE"
@@ -90,7 +102,8 @@ def is_below(item: pytest.Item, paths: Iterable[str]) -> bool:
 def part_of(item: pytest.Item) -> str:
     if is_below(item, CALM):
         return CALM_NAME
-    return APART_NAME if is_below(item, APART) else OTHERS
+    found = (name for name, paths in APART.items() if is_below(item, paths))
+    return next(found, OTHERS)
 
 
 def register(config: pytest.Config, environment: dict[str, str]) -> None:
@@ -123,6 +136,9 @@ class Whole:
 
     def __init__(self, environment: dict[str, str]) -> None:
         self.environment = environment
+        # Taken away: of this run, and of none that a test starts.
+        free = os.environ.pop(FREE, None)
+        self.free = Path(free) if free else None
         self.parts: dict[str, list[pytest.Item]] = {}
         self.running: list[Running] = []
         # Tests that failed and may have a second try; None: there is none any more.
@@ -135,13 +151,15 @@ class Whole:
         for item in items:
             parts.setdefault(part_of(item), []).append(item)
         if len(parts) > 1:
-            self.parts = {name: parts[name] for name in ORDER if name in parts}
+            order = (CALM_NAME, OTHERS, *APART)
+            self.parts = {name: parts[name] for name in order if name in parts}
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool | None:
         if not self.parts or session.testsfailed:  # the collection failed
             return None
         self.session, self.config = session, session.config
+        self.begun = time.monotonic()
         self.reporter: Any = self.config.pluginmanager.get_plugin("terminalreporter")
         if self.config.option.maxfail:
             self.held = None
@@ -149,9 +167,7 @@ class Whole:
         self.reporter.write_line(f"processes side by side: {', '.join(sizes)}")
         with tempfile.TemporaryDirectory(prefix="kdirect-beside-") as directory:
             try:
-                for number, (name, items) in enumerate(self.parts.items()):
-                    self._start(name, items, Path(directory, str(number)))
-                self._follow()
+                self._follow(Path(directory))
                 self._try_again(Path(directory, "again"))
             finally:
                 for part in self.running:
@@ -165,11 +181,17 @@ class Whole:
         self.running.append(part)
         return part
 
-    def _follow(self) -> None:
-        """Until all parts have ended: tell what they have done, one file after the other."""
-        waiting = list(self.running)
-        while waiting:
-            if all(part.is_calm for part in waiting):  # nobody is left to be nice to
+    def _follow(self, directory: Path) -> None:
+        """Until all parts have ended: start one after the other, and tell what they have done, one
+        file after the other."""
+        waiting: list[Running] = []
+        to_begin = list(self.parts.items())
+        while waiting or to_begin:
+            while to_begin and (to_begin[0][0] == CALM_NAME or self._has_lane(waiting)):
+                place = directory / str(len(self.running))
+                waiting.append(self._start(*to_begin.pop(0), place))
+            # Nobody is left to be nice to?
+            if not to_begin and all(part.is_calm for part in waiting):
                 for part in waiting:
                     be_nice(part.process.pid, 0)
             for part in list(waiting):
@@ -180,9 +202,16 @@ class Whole:
                     self._done(reports)
                 if over:
                     waiting.remove(part)
+                    part.ended = time.monotonic()
                     self._tell_lost(part)
-            if waiting:
+            if waiting or to_begin:
                 time.sleep(EVERY_S)
+
+    def _has_lane(self, waiting: list[Running]) -> bool:
+        """May one more part begin that is not calm?"""
+        if self.free is not None and not self.free.exists():
+            return False
+        return sum(not part.is_calm for part in waiting) < LANES
 
     def _done(self, reports: Reports) -> None:
         if self.held is None or not has_failed(reports):
@@ -259,6 +288,12 @@ class Whole:
         self._tell_lost(part)
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        for part in self.running:
+            if part.ended is not None:
+                took_s = part.ended - part.begun
+                terminalreporter.write_line(
+                    f"part {part.name!r} took {took_s:.0f} s, from {part.begun - self.begun:.0f} s"
+                )
         if not self.passed_alone:
             return
         terminalreporter.section("failed beside others, and passed alone")
@@ -289,6 +324,8 @@ class Running:
         self.name = name
         self.wanted = [item.nodeid for item in items]
         self.is_calm = name == CALM_NAME
+        self.begun = time.monotonic()
+        self.ended: float | None = None  # seen to have ended
         self._config = config
         self._place = place
         self._unread = b""

@@ -31,6 +31,7 @@ JARS = {
     "connector_jars",
     "delta_jars",
     "s3proxy_jars",
+    "sbt_jars",
     "streams_jars",
 }
 MAY_SKIP = ("needs root", "needs an RNIC")
@@ -191,6 +192,12 @@ def connector_jars() -> list[Path]:
 def delta_jars() -> list[Path]:
     """Delta's tables, for Spark."""
     return _jars("delta", "Delta's")
+
+
+@pytest.fixture(scope="session")
+def sbt_jars() -> list[Path]:
+    """sbt's launcher, which fetches sbt itself."""
+    return _jars("sbt", whose="sbt's")
 
 
 @pytest.fixture(scope="session")

@@ -103,12 +103,18 @@ class BrokerProcess:
     same port, same log.
 
     `address`: where it listens; by default on a free port, which is known once it has started.
+    `environment`: variables that it has beside those of this process.
     """
 
     def __init__(
-        self, log_dir: Path, properties: dict[str, Any] | None = None, address: str = ""
+        self,
+        log_dir: Path,
+        properties: dict[str, Any] | None = None,
+        address: str = "",
+        environment: dict[str, str] | None = None,
     ) -> None:
         self.log_dir = log_dir
+        self._environment = environment or {}
         self.properties = properties or {}
         self.bootstrap_servers = address
         self.errors = log_dir.with_name(log_dir.name + ".err")  # what it wrote to standard error
@@ -129,7 +135,11 @@ class BrokerProcess:
         self.log_dir.parent.mkdir(parents=True, exist_ok=True)
         with open(self.errors, "a") as errors:
             self.process = subprocess.Popen(
-                command, stdout=subprocess.PIPE, stderr=errors, text=True
+                command,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                env={**os.environ, **self._environment},
             )
         assert self.process.stdout is not None
         line = self.process.stdout.readline()

@@ -26,7 +26,7 @@ import pytest
 from tests import beside
 
 beside.CALM = ("calm", "test_calm.py")
-beside.APART = ("apart",)
+beside.APART = {"several brokers": ("apart",), "a later one": ("later",)}
 
 def pytest_addoption(parser):
     parser.addoption("--beside", action="store_true")
@@ -110,9 +110,10 @@ def environment() -> dict[str, str]:
     return {**kept, "PYTHONPATH": str(ROOT)}
 
 
-def run(tree: Path, *arguments: str) -> tuple[int, str]:
+def run(tree: Path, *arguments: str, free: str = "") -> tuple[int, str]:
+    given = {**environment(), beside.FREE: free}
     done = subprocess.run(
-        command(*arguments), cwd=tree, env=environment(), capture_output=True, text=True,
+        command(*arguments), cwd=tree, env=given, capture_output=True, text=True,
         check=False, timeout=120,
     )  # fmt: skip
     return done.returncode, done.stdout + done.stderr
@@ -136,7 +137,9 @@ def cases(file: Path) -> dict[str, list[str]]:
 def test_all_are_one_run(tree: Path) -> None:
     status, said = run(tree, "--junitxml=out.xml")
     assert (status, summary(said)) == (0, "7 passed"), said
-    assert "2 of part 'all others', 1 of part 'several brokers', 4 of part 'calm'" in said
+    assert "4 of part 'calm', 2 of part 'all others', 1 of part 'several brokers'" in said
+    for name in ("calm", "all others", "several brokers"):
+        assert re.search(rf"^part '{name}' took \d+ s, from 0 s$", said, re.MULTILINE), said
     assert "[100%]" in said
     found = cases(tree / "out.xml")
     assert len(found) == 7 and not any(found.values())
@@ -203,6 +206,45 @@ def test_a_process_that_does_not_begin_fails_the_run(tree: Path) -> None:
     status, said = run(tree)
     assert (status, summary(said)) == (1, "1 failed, 3 passed"), said
     assert "last words" in said and "nothing was heard of 4 tests" in said
+
+
+def test_a_part_begins_when_one_has_ended(tree: Path) -> None:
+    """Not before, and whether or not the other one and the calm one have."""
+    (tree / "later").mkdir()
+    (tree / "later" / "test_later.py").write_text(
+        "import pathlib\n\ndef test_later(part):\n"
+        "    assert pathlib.Path('apart-ended').exists()\n    pathlib.Path('later-ran').touch()\n"
+    )
+    (tree / "apart" / "test_more.py").write_text(
+        "import pathlib, time\n\ndef test_more():\n    time.sleep(1)\n"
+        "    pathlib.Path('apart-ended').touch()\n"
+    )
+    waits = (
+        "import pathlib, time\n\ndef test_waits():\n    until = time.monotonic() + 60\n"
+        "    while not pathlib.Path('later-ran').exists():\n"
+        "        assert time.monotonic() < until\n        time.sleep(0.05)\n"
+    )
+    for name in ("test_waits.py", "calm/test_waits.py"):
+        (tree / name).write_text(waits)
+    status, said = run(tree)
+    assert (status, summary(said)) == (0, "11 passed"), said
+    assert "of part 'several brokers', 1 of part 'a later one'" in said
+
+
+def test_the_calm_part_begins_before_there_are_cores_for_others(tree: Path) -> None:
+    free = tree / "free"
+    (tree / "calm" / "test_more.py").write_text(
+        "import pathlib, time\n\ndef test_more():\n    time.sleep(1)\n"
+        "    assert not list(pathlib.Path().glob('*-ran'))\n    pathlib.Path('free').touch()\n"
+    )
+    for name in ("test_more.py", "apart/test_more.py"):
+        (tree / name).write_text(
+            "import os, pathlib\n\ndef test_more():\n    pathlib.Path('one-ran').touch()\n"
+            f"    assert pathlib.Path('free').exists() and {beside.FREE!r} not in os.environ\n"
+        )
+    status, said = run(tree, free=str(free))
+    assert (status, summary(said)) == (0, "10 passed"), said
+    assert re.search(r"^part 'all others' took \d+ s, from [1-9]\d* s$", said, re.MULTILINE), said
 
 
 def test_skipped_tests_are_told_with_their_reason(tree: Path) -> None:
@@ -301,4 +343,5 @@ def test_what_a_part_leaves_behind_ends_with_it(tree: Path) -> None:
 
 
 def test_what_is_named_is_there() -> None:
-    assert not [path for path in (*beside.CALM, *beside.APART) if not (ROOT / path).exists()]
+    apart = [path for paths in beside.APART.values() for path in paths]
+    assert not [path for path in (*beside.CALM, *apart) if not (ROOT / path).exists()]

@@ -269,8 +269,6 @@ REASONS: tuple[Reason, ...] = (
             ("group.initial.rebalance.delay.ms", "Another default."),
             ("offsets.topic.num.partitions", "Another default."),
             ("log.preallocate", "RDMA writes need bytes that exist."),
-            ("log.cleaner.*", "The cleaner's threads and memory do not change while it runs."),
-            ("remote.*", "Those of tiered storage do not change while the broker runs."),
         )
     ),
     # the cluster

@@ -55,6 +55,8 @@ KDIRECT = {
     "offsets.topic.num.partitions": "1",
     "offsets.topic.replication.factor": "1",
     "node.id": "1",
+    "num.io.threads": "8",
+    "num.network.threads": "3",
 }
 SMALL_JVM = ["-Xms256m", "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
 
@@ -126,7 +128,7 @@ class Asker:
                 self._socket = socket.create_connection(self._address, TIMEOUT_S)
             self._socket.sendall(frame)
             size = struct.unpack(">i", self._exactly(4))[0]
-            _, answer = p.decode_response(api.key, version, self._exactly(size))
+            _, answer = p.decode_by_schema(api.key, version, self._exactly(size))
         except OSError:
             self.close()
             return CLOSED

@@ -1,5 +1,5 @@
-"""Kafka's broker, Spark's Kafka connector, Delta and S3Proxy as jars: exact coordinates, checked
-sums, kept outside of the tree.
+"""Kafka's broker, Spark's Kafka connector, Delta, S3Proxy and sbt as jars: exact coordinates,
+checked sums, kept outside of the tree.
 
 Owns: jars.txt (a line for each jar: the set it belongs to, its coordinates, its SHA-256) and the
 folder that the jars are kept in ($KDIRECT_JARS, else kdirect/jars in the user's cache).
@@ -31,8 +31,8 @@ class MissingJarsError(RuntimeError):
 
 def jars(kind: str) -> list[Path]:
     """The jars of a set, `broker`, `tiered` (what a broker needs beside for its local store),
-    `connector`, `delta`, `s3proxy`, `streams` (Kafka Streams) or `connect` (Kafka Connect with its
-    file connectors); fetches what is missing.
+    `connector`, `delta`, `formats` (Spark's Avro), `s3proxy`, `sbt` (its launcher), `streams`
+    (Kafka Streams) or `connect` (Kafka Connect with its file connectors); fetches what is missing.
     MissingJarsError when one cannot be had, RuntimeError when one has another sum."""
     wanted = _listed(kind)
     folder = home()

@@ -37,9 +37,10 @@ TITLES = {
     "spark-available-now": "Spark stream, AvailableNow",
     "tier-backfill": "Spark batch read of cold records, two task slots",
     "spark-sink": "Spark batch write (Kafka's sink tuned)",
-    "spark-available-now.one-record": (
-        "Spark stream, AvailableNow, over one record: starting and ending a query"
+    "spark-available-now.few-records": (
+        "Spark stream, AvailableNow, over 100 records: starting and ending a query"
     ),
+    "spark-first-query": "The same as the first query of a session",
     "micro-batch": "Micro-batches of one row, each as it comes",
     "micro-batch.same-session": "Micro-batches of one row, the same settings of Spark",
     "micro-batch.async-progress": (

@@ -23,12 +23,15 @@ from kdirect_spark.slash.catalyst import read_tree
 from kdirect_spark.slash.explanation import explained
 from kdirect_spark.slash.job_spec import OPTION, JobSpec
 from kdirect_spark.slash.plan_reader import read_plan
+from kdirect_spark.slash.refusal import unsupported
 from kdirect_spark.slash.session_facts import Cluster, Relation
 from kdirect_spark.slash.slash_plan import Leaf, SlashPlan
+from kdirect_spark.values import ValueSettings
 
 MODES = ("slash", "uppar")
 OBSERVED = "slash"  # the name of the figures in a query's progress
 _UNWRAPPED = "or run this DataFrame unwrapped"
+_INSTEAD = "write JSON, Arrow or fixed values without it, " + _UNWRAPPED
 
 
 def accelerate(
@@ -239,6 +242,21 @@ def _settings_of(relation: Relation) -> SourceSettings | None:
     return source_settings(relation.options, streaming=relation.is_streaming)
 
 
+def _not_the_engines(topic: str, values: ValueSettings) -> str:
+    """Why the state engine does not read values so."""
+    if values.format in ("avro", "protobuf"):
+        why = f"in {values.format}"
+    elif values.mode == "PERMISSIVE":
+        why = "with a row for each that does not decode (valueMode=PERMISSIVE)"
+    elif values.framed:
+        why = "with Confluent's frame (valueFraming)"
+    elif values.metadata:
+        why = "with Kafka's columns (metadataColumns)"
+    else:
+        why = "with columns that hold others"
+    return f"topic {topic} is read {why}, which the state engine does not do"
+
+
 def _leaf(relation: Relation, settings: SourceSettings | None, idle_ms: int | None) -> Leaf:
     if settings is None:
         return Leaf(
@@ -253,12 +271,14 @@ def _leaf(relation: Relation, settings: SourceSettings | None, idle_ms: int | No
             + _UNWRAPPED,
         )
     values = settings.values
+    if values is not None and not values.is_engines:
+        raise unsupported(_not_the_engines(chosen.topics[0], values), _INSTEAD)
     return Leaf(
         topic=chosen.topics[0],
         value_format="" if values is None else values.format,
         fields=() if values is None else values.fields,
         layout=None if values is None else values.layout,
-        mode="PERMISSIVE" if values is None else values.mode,
+        mode="PERMISSIVE" if values is None else values.engine_mode,
         is_streaming=relation.is_streaming,
         idle_timeout_ms=idle_ms,
         max_ahead_us=1 << 56,

@@ -11,11 +11,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from kdirect.errors import UnsupportedPlanError
+from kdirect_spark.shim_options import TABLE, for_source
 
 STREAMING = "StreamingRelationV2"
 REFERENCE = "CTERelationRef"  # to a relation that is in the plan already
 SETTLED_S = 1.0
 WAITS_S = 30.0
+# How Spark's catalog has a table: its provider, and its options under this prefix.
+PROVIDER, OPTION = "provider", "option."
 BATCH = ("DataSourceV2Relation", "RelationV2", "StreamingDataSourceV2Relation")
 
 
@@ -57,18 +60,38 @@ def _relation(leaf: Any) -> Relation:
         source, options = str(leaf.sourceName()), _options(leaf, leaf.extraOptions())
         return Relation(source=source, options=options, is_streaming=True)
     if kind in BATCH:
-        source, options = str(leaf.table().name()), _options(leaf, leaf.options())
+        # With the shim a table's name goes on with what it reads: "kdirect Subscribe[clicks]".
+        source = str(leaf.table().name()).partition(" ")[0]
+        options = _options(leaf, leaf.options())
         return Relation(source=source, options=options, is_streaming=False)
     return Relation(source=kind, options={}, is_streaming=bool(leaf.isStreaming()))
 
 
 def _options(leaf: Any, given: Any) -> dict[str, str]:
-    """The options of a relation; a schema that `.schema(..)` gave becomes one of them."""
+    """The options of a relation; a schema that `.schema(..)` gave becomes one of them.  Those of
+    a query go before those of the table in Spark's catalog that it reads."""
     found = {str(name): str(value) for name, value in dict(given.asCaseSensitiveMap()).items()}
     names = {name.lower() for name in found}
+    of_table = _options_of_table(leaf.table())
+    found |= {name: value for name, value in of_table.items() if name.lower() not in names}
+    names |= {name.lower() for name in of_table}
     if "valueformat" in names and "valueschema" not in names:
         found["valueSchema"] = str(leaf.schema().json())
     return found
+
+
+def _options_of_table(table: Any) -> dict[str, str]:
+    """What `CREATE TABLE ... USING kdirect OPTIONS (...)` gave a table for its source; nothing for
+    what is no table of the catalog, whose options are those of its reader."""
+    told = {str(name): str(value) for name, value in dict(table.properties()).items()}
+    if PROVIDER not in told:
+        return {}
+    own = {
+        name[len(OPTION) :]: value
+        for name, value in told.items()
+        if name.lower().startswith(OPTION)
+    }
+    return for_source({**own, TABLE: "true"})
 
 
 def settled_cluster(session: Any) -> Cluster:

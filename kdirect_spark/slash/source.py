@@ -29,10 +29,11 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from kdirect.errors import KdirectError
+from kdirect.errors import ConfigError, KdirectError
 from kdirect.state.batches import Partition, Range, Ranges
 from kdirect.state.planned_stream import PlannedJob
 from kdirect_spark import offsets
+from kdirect_spark.clear_errors import RefusedStreamReader, sentence_first
 from kdirect_spark.epoch_offset import EpochOffset, new_query
 from kdirect_spark.settings import SourceSettings, source_settings
 from kdirect_spark.slash.batch_service import TOKEN, Address, Request
@@ -53,6 +54,7 @@ class ControlPartition(InputPartition):
     text: str
 
 
+@sentence_first
 class KdirectSlashSource(DataSource):
     """`accelerate` reads by this format; nobody else does."""
 
@@ -69,9 +71,13 @@ class KdirectSlashSource(DataSource):
         )
 
     def streamReader(self, schema: Any) -> DataSourceStreamReader:
-        return SlashStreamReader(JobSpec.from_text(self.options.get(OPTION)))
+        try:
+            return SlashStreamReader(JobSpec.from_text(self.options.get(OPTION)))
+        except ConfigError as e:
+            return RefusedStreamReader(e)
 
 
+@sentence_first
 class SlashBatchReader(DataSourceReader):
     """A batch query: what it reads is resolved whenever it is planned."""
 
@@ -120,6 +126,7 @@ def control_rows(partition: InputPartition) -> Iterator[pa.RecordBatch]:
         yield pa.record_batch({COLUMN: pa.array([partition.text])})
 
 
+@sentence_first
 class SlashStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """See the module.  Used from one thread of the planner's process."""
 
@@ -200,7 +207,8 @@ class SlashStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ids: dict[str, str] = {}
         for reader, topic in zip(self._readers, self._topics):
             ids.update(reader.topic_ids([topic]))
-        job.plan(batch, self._ranges(begin, stop), self._ends(stop.offsets), topic_ids=ids)
+        job.check_topics(ids)  # first: what is lost of the source is not what the state is about
+        job.plan(batch, self._ranges(begin, stop), self._ends(stop.offsets))
         return [
             ControlPartition(ControlRow(batch=batch, task=task, settings=job.settings).to_text())
             for task in range(self._spec.executors)

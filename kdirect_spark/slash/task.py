@@ -20,6 +20,7 @@ from kdirect.errors import FormatError, StateProtocolError
 from kdirect.format.bad_values import DropReason
 from kdirect.state.visitor import Visit, visit
 from kdirect_spark import worker
+from kdirect_spark.clear_errors import guarded
 from kdirect_spark.slash.batch_service import ask
 from kdirect_spark.slash.control_row import COLUMN, BatchRow, ControlRow, row_of
 from kdirect_spark.values import as_spark_takes, misfits
@@ -166,7 +167,7 @@ def run_task(source: dict[str, Any], chunks: Chunks) -> Any:
             for text in batch.column(COLUMN).to_pylist():
                 yield from _visit(row_of(text), source, chunks)
 
-    return run
+    return guarded(run)
 
 
 def _visit(

@@ -25,6 +25,8 @@ _HOME = {
 }
 _ERRORS = (
     "AccessDeniedError",
+    "AttemptsUnsupportedError",
+    "BadTimestampError",
     "BadValueError",
     "BatchTooLargeError",
     "BrokerError",
@@ -47,12 +49,14 @@ _ERRORS = (
     "DeliveryError",
     "DeltaError",
     "FencedLeaderEpochError",
+    "FencedRunError",
     "ForgedChannelError",
     "FormatError",
     "KdirectError",
     "LeaderNotAvailableError",
     "LogError",
     "MembershipError",
+    "MissingPackageError",
     "NotControllerError",
     "NotCoordinatorError",
     "NotEnoughReplicasAfterAppendError",
@@ -72,6 +76,7 @@ _ERRORS = (
     "RemoteUnavailableError",
     "ReplicaNotAvailableError",
     "RevokedError",
+    "SchemaRegistryError",
     "ShimError",
     "StaleIncarnationError",
     "StateDirectoryError",
@@ -88,11 +93,14 @@ _ERRORS = (
     "TransactionError",
     "TransportError",
     "TruncatedLogError",
+    "UnknownAttemptError",
     "UnknownLeaderEpochError",
+    "UnknownSchemaError",
     "UnknownTopicError",
     "UnsupportedFormatError",
     "UnsupportedPlanError",
     "UploadStoppedError",
+    "VersionMismatchError",
 )
 _HOME |= dict.fromkeys(_ERRORS, "kdirect.errors")
 

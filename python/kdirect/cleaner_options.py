@@ -49,7 +49,7 @@ CLEANER_BROKER_ROWS = (
     Option("log.cleaner.io.max.bytes.per.second", "float", 1.7976931348623157e308,
            "Bytes that all threads together read and write in a second, at most.", low=1),
     Option("log.cleaner.backoff.ms", "ms", 15_000,
-           "How long a thread sleeps when there is no log to compact.", low=1),
+           "How long a thread sleeps when there is no log to compact.", low=0),
     Option("log.cleaner.min.cleanable.ratio", "float", 0.5,
            "Compact a log when more than this part of its bytes is dirty: new since it was "
            "compacted (topic: min.cleanable.dirty.ratio).", low=0, high=1),
@@ -62,6 +62,13 @@ CLEANER_BROKER_ROWS = (
            "A log with a dirty record that is older is compacted, however little of it is dirty "
            "(topic: max.compaction.lag.ms).", low=1),
 )
+
+# What the threads work by.  It may change while the broker runs, and then counts at once.
+DYNAMIC_CLEANER = frozenset((
+    "log.cleaner.backoff.ms", "log.cleaner.dedupe.buffer.size", "log.cleaner.io.buffer.size",
+    "log.cleaner.io.buffer.load.factor", "log.cleaner.io.max.bytes.per.second",
+    "log.cleaner.threads",
+))
 
 CLEANER_TOPIC_ROWS = (
     Option("cleanup.policy", "list", None, "Overrides log.cleanup.policy.",

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from kdirect import errors, metrics, options
 from kdirect.errors import ConfigError, KdirectError
+from kdirect.kafka_properties import KAFKA_PROPERTIES, Effect, KafkaProperty, Use
 from kdirect.option_table import Option, Options, config_text
 
 _WRITTEN = (
@@ -109,7 +110,38 @@ def render_options(tables: Iterable[Options] | None = None) -> str:
                 ((_named(r), _kind(r), _value(r), _meaning(r)) for r in table.rows),
             )
         )
+    text.append(_kafka_properties())
     return "\n".join(text)
+
+
+def _kafka_properties() -> str:
+    """The section about Kafka's own properties in a Spark query."""
+    rows = [r for r in KAFKA_PROPERTIES if not r.is_security or r.name == "security.protocol"]
+    security = "refused, unless security.protocol is PLAINTEXT"
+    return "\n".join(
+        (
+            "## Kafka's properties in Spark\n",
+            "Every property of the consumer and the producer of kafka-clients 4.1, as Spark's Kafka"
+            " connector\npasses it on: with the prefix `kafka.`. What changes nothing is a line in"
+            " the log. Written from\n`kafka_properties.py`.\n",
+            _table(
+                ("property", "in a source", "in a sink"),
+                (
+                    *((f"`{r.name}`", _use(r, r.source), _use(r, r.sink)) for r in rows),
+                    ("`ssl.*`, `sasl.*`, `security.providers`", security, security),
+                ),
+            ),
+        )
+    )
+
+
+def _use(row: KafkaProperty, use: Use) -> str:
+    if use.effect is Effect.SETTING:
+        return f"takes effect as `{use.setting}`" if use.setting else "takes effect"
+    if use.effect is Effect.NOTHING:
+        return f"changes nothing: {use.why}"
+    values = ", ".join(f"`{text}`" if text else "an empty text" for text in use.harmless)
+    return f"refused{f', except {values}' if values else ''}: {use.why}"
 
 
 def render_metrics() -> str:

@@ -45,6 +45,10 @@ class ConfigError(KdirectError, ValueError):
     """An option, property or argument is unknown, missing, or has a value that is not allowed."""
 
 
+class MissingPackageError(ConfigError):
+    """An option needs a Python package that is not installed.  The hint has the command."""
+
+
 class UnsupportedPlanError(ConfigError):
     """The state engine does not compute a DataFrame exactly as Spark does.  The message names the
     operator or expression, the hint what to write instead."""
@@ -80,6 +84,23 @@ class UnsupportedFormatError(FormatError):
 class BadValueError(FormatError):
     """The value of a record does not decode by its `valueFormat` and schema, or its event time is
     not acceptable (`mode=FAILFAST`).  `topic_partition` and `offset` say which record it is."""
+
+
+class UnknownSchemaError(FormatError):
+    """A value names a schema that the registry does not have.  In a query it is a value that does
+    not decode."""
+
+
+class BadTimestampError(FormatError):
+    """The time of a record cannot be told in microseconds of 64 bits, as Spark's timestamps are:
+    most likely its producer wrote microseconds or nanoseconds instead of Kafka's milliseconds.
+    `topic_partition` and `offset` say which record it is."""
+
+
+class SchemaRegistryError(KdirectError):
+    """The schema registry cannot be reached, or refuses: the message names its address, and the
+    subject or the id of the schema.  An id that it does not know is no such error, but a value that
+    does not decode."""
 
 
 class ProtocolError(KdirectError):
@@ -370,6 +391,23 @@ class ProducerFencedError(TransactionError):
     fatal = True
 
 
+class FencedRunError(TransactionError):
+    """Another run of a job writes under the same identity now.  The message names it."""
+
+    fatal = True
+
+
+class UnknownAttemptError(TransactionError):
+    """A batch was to be committed with an attempt that is not open: it was aborted, took too long,
+    or never was.  Nothing was committed."""
+
+
+class AttemptsUnsupportedError(TransactionError):
+    """The broker has no writes that are exactly once."""
+
+    fatal = True
+
+
 class BufferFullError(KdirectError, BufferError):
     """A producer has no room for another record because too many are not acknowledged.  The record
     was not accepted."""
@@ -414,6 +452,11 @@ class DeltaError(StateError):
 
 class ShimError(KdirectError):
     """The JVM shim is not available; Spark reads rows instead of columns."""
+
+
+class VersionMismatchError(KdirectError):
+    """Two processes of a Spark query, or a jar and a Python package, have different versions of
+    kdirect."""
 
 
 class ClosedError(KdirectError):

@@ -524,6 +524,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("messages", "records", "consumer", "Records that a consumer handed out one by one."),
     Metric("reads", "requests", "consumer", "Data READs of a consumer."),
     Metric("read_bytes", "bytes", "consumer", "Their bytes."),
+    Metric("read_wait_us", "us", "consumer", "Time of waiting for their completions."),
     Metric(
         "slot_reads",
         "requests",
@@ -563,6 +564,9 @@ METRICS: tuple[Metric, ...] = (
     *_cold("consumer"),
     Metric("reads", "requests", "reader", "Data READs of a reader."),
     Metric("read_bytes", "bytes", "reader", "Their bytes."),
+    Metric(
+        "read_wait_us", "us", "reader", "Time of waiting for the completions of its data READs."
+    ),
     Metric("slot_reads", "requests", "reader", "READs of its metadata slots."),
     Metric("slot_read_bytes", "bytes", "reader", "Their bytes."),
     Metric(
@@ -591,9 +595,12 @@ METRICS: tuple[Metric, ...] = (
         "reader",
         "Bytes of the whole batches that its Fetches over TCP returned.",
     ),
+    Metric("fetch_wait_us", "us", "reader", "Time of waiting for the answers of these Fetches."),
+    Metric("pause_us", "us", "reader", "Time of waiting for records that were not readable yet."),
     *_cold("reader"),
     Metric("reads", "requests", "stream", "Data READs."),
     Metric("read_bytes", "bytes", "stream", "Their bytes."),
+    Metric("read_wait_us", "us", "stream", "Time of waiting for their completions."),
     Metric("read_size", "bytes", "stream", "Size of the next data READ."),
     Metric("buffer_bytes", "bytes", "stream", "Size of its READ buffer."),
     Metric("reads", "requests", "fetcher", "Fetches."),

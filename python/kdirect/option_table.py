@@ -7,9 +7,11 @@ that names the nearest known one.  A refused value is an error that names the op
 from __future__ import annotations
 
 import difflib
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from typing import Any
 
 from kdirect.errors import ConfigError
@@ -121,7 +123,19 @@ def config_text(value: Any) -> str:
     """A value in the text form of Kafka's properties."""
     if isinstance(value, bool):
         return "true" if value else "false"
+    if isinstance(value, float):
+        return _java_double(value)
     return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def _java_double(value: float) -> str:
+    """A number as Java's Double.toString writes it: with an exponent from 1.0E7 on, and below
+    0.001."""
+    if value == 0 or 1e-3 <= abs(value) < 1e7 or not math.isfinite(value):
+        return str(value)
+    sign, digits, exponent = Decimal(repr(value)).normalize().as_tuple()
+    rest = "".join(map(str, digits[1:])) or "0"
+    return f"{'-' * sign}{digits[0]}.{rest}E{int(exponent) + len(digits) - 1}"
 
 
 def _parse_bool(v: Any) -> bool:

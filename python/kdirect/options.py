@@ -21,6 +21,7 @@ from kdirect.remote_options import (
 from kdirect.sasl_options import SASL_BROKER_ROWS
 from kdirect.spark_options import SPARK_ROWS
 from kdirect.state_options import ENGINE_ROWS
+from kdirect.thread_options import THREAD_BROKER_ROWS
 from kdirect.transaction_options import TRANSACTION_BROKER_ROWS
 
 
@@ -72,13 +73,21 @@ def _client_match(value: list[str]) -> list[str]:
     return value
 
 
+# Properties of Kafka 3.7 and later may name the classes of the two: the default there until 4.0.
+_ASSIGNOR_CLASSES = {
+    f"org.apache.kafka.coordinator.group.assignor.{name.capitalize()}Assignor": name
+    for name in ("uniform", "range")
+}
+
+
 def _group_assignors(value: list[str]) -> list[str]:
-    if not value or not set(value) <= {"uniform", "range"}:
+    named = [_ASSIGNOR_CLASSES.get(name, name) for name in value]
+    if not named or not set(named) <= {"uniform", "range"}:
         raise ConfigError(
             f"option group.consumer.assignors: {','.join(value)!r} names no assignor of the broker",
             hint="use uniform, range, or both",
         )
-    return value
+    return named
 
 
 def _throttled_replicas(value: list[str]) -> list[str]:
@@ -381,6 +390,8 @@ BROKER = Options("Broker properties", (
     *REMOTE_BROKER_ROWS,
     # SASL
     *SASL_BROKER_ROWS,
+    # threads
+    *THREAD_BROKER_ROWS,
 ))
 
 # Every topic property of Kafka 4.1, by its name.  A default of None means the broker's property of

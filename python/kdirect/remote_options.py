@@ -129,6 +129,16 @@ REMOTE_BROKER_ROWS = (
            high=604_800_000),
 )
 
+# What may change while the broker runs, and then counts at once.
+DYNAMIC_REMOTE = frozenset((
+    "remote.fetch.max.wait.ms", "remote.list.offsets.request.timeout.ms",
+    "remote.log.index.file.cache.total.size.bytes",
+    "remote.log.manager.copier.thread.pool.size",
+    "remote.log.manager.copy.max.bytes.per.second",
+    "remote.log.manager.expiration.thread.pool.size",
+    "remote.log.manager.fetch.max.bytes.per.second", "remote.log.reader.threads",
+))
+
 REMOTE_TOPIC_ROWS = (
     Option("local.retention.bytes", "bytes", None,
            "Overrides log.local.retention.bytes. Counts for tiered topics only, and may not be "

@@ -1,6 +1,7 @@
 """The rows of transactions in the table of brokers (`options.py`).
 
-Law: as in `options.py`, of which this is a part.  Names and defaults are those of Kafka 4.1.
+Law: as in `options.py`, of which this is a part.  Names and defaults are those of Kafka 4.1, but
+for `identity.expiration.ms`.
 """
 
 from __future__ import annotations
@@ -12,6 +13,10 @@ TRANSACTION_BROKER_ROWS = (
            "Longest transaction.timeout.ms that a producer may ask for.", low=1, high=0x7FFFFFFF),
     Option("transactional.id.expiration.ms", "ms", 604_800_000,
            "Forget a transactional id that nobody has used for this long.", low=1),
+    Option("identity.expiration.ms", "ms", 2_592_000_000,
+           "Forget the last committed batches of an identity that writes exactly once "
+           "(transactions.md) so long after its last run or commit. Whoever repeats a commit after "
+           "that writes its batch once more.", low=1),
     Option("transaction.remove.expired.transaction.cleanup.interval.ms", "ms", 3_600_000,
            "How often the broker looks for such ids.", low=1),
     Option("transaction.abort.timed.out.transaction.cleanup.interval.ms", "ms", 10_000,

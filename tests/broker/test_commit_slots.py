@@ -295,8 +295,8 @@ def test_a_commit_between_an_append_of_the_loop_and_its_table(
     append = appends.append_nowait
     came = []
 
-    def append_then_wait(partition, data, at_ms):
-        result = append(partition, data, at_ms)
+    def append_then_wait(partition, data, at_ms, **options):
+        result = append(partition, data, at_ms, **options)
         if not came:
             came.append(True)
             member.write([(0, 9)])

@@ -192,7 +192,8 @@ def test_transactions_go_on_over_a_compacted_state(broker_process) -> None:
 
 
 def test_the_properties_are_those_that_kafka_gives_them(broker: Any) -> None:
-    """What Kafka 4.1 answers, but for min.insync.replicas: one broker has no replicas."""
+    """What Kafka 4.1 answers, but for two: min.insync.replicas, as one broker has no replicas, and
+    max.message.bytes of the states of transactions, as a batch of attempts commits at once."""
     with kdirect.connect({"bootstrap.servers": broker.bootstrap_servers}) as session:
         session.admin.create_topic("t", 1)
         with session.producer(transactional_id="x") as producer:
@@ -217,6 +218,7 @@ def test_the_properties_are_those_that_kafka_gives_them(broker: Any) -> None:
         TRANSACTIONS_TOPIC: {
             "cleanup.policy": "compact",
             "compression.type": "uncompressed",
+            "max.message.bytes": "16777216",
             "segment.bytes": "104857600",
             "unclean.leader.election.enable": "false",
         },

@@ -168,6 +168,17 @@ def test_a_broker_that_is_alone_keeps_one_copy_of_the_offsets():
     assert config["offsets.topic.replication.factor"] == 1 and not config.ignored
 
 
+def test_assignors_by_the_names_of_kafkas_classes():
+    """The default of Kafka 3.7 and 3.8, which files of properties may have written out."""
+    package = "org.apache.kafka.coordinator.group.assignor"
+    config = BrokerConfig(
+        {"group.consumer.assignors": f"{package}.RangeAssignor,{package}.UniformAssignor"}
+    )
+    assert config["group.consumer.assignors"] == ["range", "uniform"]
+    with pytest.raises(ConfigError, match=r"group\.consumer\.assignors.*MyAssignor"):
+        BrokerConfig({"group.consumer.assignors": "com.example.MyAssignor"})
+
+
 def test_keywords_have_underscores_for_dots_and_go_first():
     config = BrokerConfig.from_arguments(
         {"num.partitions": 2, "broker.id": 5}, num_partitions=4, node_id=None
@@ -203,6 +214,13 @@ def test_an_embedded_broker_starts_stops_and_starts_again(tmp_path):
     with pytest.raises(RuntimeError, match="mine"), b:
         raise RuntimeError("mine")
     assert (tmp_path / "log" / ".kafka_cleanshutdown").exists()
+
+
+def test_properties_in_the_place_of_directories_are_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=r"not a mapping of num\.partitions") as e:
+        kdirect.Broker({"num.partitions": 3})
+    assert "properties={...}" in e.value.hint and not list(tmp_path.iterdir())
 
 
 def test_a_temporary_log_is_removed():

@@ -19,6 +19,7 @@ from kdirect.format.error_codes import ErrorCode
 from kdirect.format.group_records import CommittedOffset
 from kdirect.format.schema import build
 from kdirect.model import TopicPartition
+from tests.broker.conftest import call_on_loop
 
 AT = TopicPartition("t", 0)
 
@@ -61,8 +62,9 @@ class Sides:
         member.close()
 
     def committed(self) -> dict[str, int]:
-        """The group's offsets, as they are in memory, by topic."""
-        found = self.broker.server.offsets.offsets("g")
+        """The group's offsets, as they are in memory, by topic: by the broker's loop, which ends a
+        transaction right after its answer."""
+        found = call_on_loop(self.broker, lambda: self.broker.server.offsets.offsets("g"))
         return {tp.topic: committed.offset for tp, committed in found.items()}
 
 

@@ -179,7 +179,40 @@ class Coordinator:
                 self._mark(self.machine.install(name, entry.record))
 
 
-class World:
+class Processes:
+    """Processes of a world: generators that yield what they ask, and go on with the answer.
+    Requests and answers travel by `send`, and some requests arrive twice."""
+
+    random: random.Random
+    processes: dict[int, tuple[Any, int]]
+
+    def send(self, what: str, arrive: Callable[[], None]) -> None:
+        raise NotImplementedError
+
+    def _run(self, number: int, steps: Any, request: int, result: Any) -> None:
+        """Let a process go on with an answer; it asks something else, or ends."""
+        try:
+            ask = steps.send(result)
+        except StopIteration:
+            self.processes.pop(number, None)
+            return
+        request += 1
+        self.processes[number] = (steps, request)
+
+        def answered(value: Any) -> None:
+            self.send("answer", lambda: self._arrived(number, request, value))
+
+        self.send("request", lambda: ask(answered))
+        if self.random.random() < 0.1:
+            self.send("repeated", lambda: ask(lambda value: None))
+
+    def _arrived(self, number: int, request: int, value: Any) -> None:
+        steps, current = self.processes.get(number, (None, 0))
+        if steps is not None and current == request:
+            self._run(number, steps, request, value)
+
+
+class World(Processes):
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
         self.path: list[tuple[Any, ...]] = []
@@ -212,28 +245,6 @@ class World:
         self.path.append(("producer", number, name))
         producer = Producer(self, number, name, version=self.random.choice([0, 2]))
         self._run(number, producer.run(), 0, None)
-
-    def _run(self, number: int, steps: Any, request: int, result: Any) -> None:
-        """Let a producer go on with an answer; it asks something else, or ends."""
-        try:
-            ask = steps.send(result)
-        except StopIteration:
-            self.processes.pop(number, None)
-            return
-        request += 1
-        self.processes[number] = (steps, request)
-
-        def answered(value: Any) -> None:
-            self.send("answer", lambda: self._arrived(number, request, value))
-
-        self.send("request", lambda: ask(answered))
-        if self.random.random() < 0.1:
-            self.send("repeated", lambda: ask(lambda value: None))
-
-    def _arrived(self, number: int, request: int, value: Any) -> None:
-        steps, current = self.processes.get(number, (None, 0))
-        if steps is not None and current == request:
-            self._run(number, steps, request, value)
 
     # -- steps -------------------------------------------------------------------------------------
 

@@ -190,6 +190,28 @@ def test_a_broker_that_offers_none_is_committed_to_over_tcp(broker_process):
         assert as_others_see(process) == {TPS[0]: 4} and direct(c) == 0
 
 
+def test_both_ways_of_a_commit_share_its_time(process, monkeypatch):
+    """Where no answer comes one-sidedly, TCP has what is left."""
+    with consumer(process, **{"request.timeout.ms": 2000}) as c:
+        assigned(c, each=4)
+        for offset in (1, 2):
+            c.commit(offsets={TPS[0]: offset}, asynchronous=False)
+        assert direct(c) == 1
+        left = []
+        over_tcp = c._membership.commit
+
+        def commit(offsets, timeout_ms=None):
+            left.append(timeout_ms)
+            os.kill(process.pid, signal.SIGCONT)
+            over_tcp(offsets, 30_000)
+
+        monkeypatch.setattr(c._membership, "commit", commit)
+        stop_process(process.pid)
+        c.commit(offsets={TPS[0]: 3}, asynchronous=False)
+        assert direct(c) == 2 and len(left) == 1 and 0 < left[0] < 1500
+    assert as_others_see(process) == {TPS[0]: 3}
+
+
 def test_a_broker_that_is_stopped_holds_nobody_for_ever(process):
     with consumer(process, **{"request.timeout.ms": 1000}) as c:
         assigned(c, each=4)

@@ -8,15 +8,23 @@ import contextlib
 import gc
 import os
 import signal
+import socket
 import threading
 import time
 import weakref
 
+import pyarrow as pa
 import pytest
 
 import kdirect
 from kdirect.client import connect
-from kdirect.errors import BufferFullError, DeliveryError, KdirectError, TimedOutError
+from kdirect.errors import (
+    BrokerUnavailableError,
+    BufferFullError,
+    DeliveryError,
+    KdirectError,
+    TimedOutError,
+)
 from kdirect.model import TopicPartition
 from tests.support import stop_process, wait_until
 
@@ -448,3 +456,67 @@ def test_a_negative_timeout_waits_for_everything(served, transport):
         producer.produce("t", b"v", on_delivery=lambda e, m: told.append(e))
         assert producer.poll(-1) == 1 and told == [None]
         assert producer.poll(-1) == 0  # there is nothing to wait for
+
+
+@PATHS
+def test_columns_for_a_partition_never_written_wait_for_a_broker_that_is_away(served, transport):
+    """There is no way to the partition yet, so nothing waits in a backlog of it."""
+    broker, settings = served(2, transport=transport, connect_timeout_ms=300)
+    with kdirect.Producer(settings) as producer:
+        producer.send_arrow(_columns([b"a"], 0), "t")
+        assert producer.flush(30) == 0
+        broker.kill()
+        sending = threading.Thread(target=producer.send_arrow, args=(_columns([b"b"], 1), "t"))
+        sending.start()
+        sending.join(2)  # some attempts to connect
+        # Over TCP a request waits for its connection by itself.
+        assert transport == "tcp" or sending.is_alive(), "it gave up, or says that it has sent"
+        broker.start()
+        sending.join(60)
+        assert not sending.is_alive() and producer.flush(30) == 0
+    assert values(broker, 0) == [b"a"] and values(broker, 1) == [b"b"]
+
+
+@pytest.mark.parametrize("transport", ["auto", "tcp"])
+def test_a_partition_is_chosen_while_the_broker_that_was_reached_is_away(served, transport):
+    """Whether it has RDMA is not known yet to this producer, and nobody can be asked."""
+    broker, settings = served(2, transport=transport, connect_timeout_ms=300)
+    with contextlib.closing(connect(settings)) as session:
+        assert len(session.cluster.partitions("t")) == 2
+        broker.kill()
+        failed = []
+
+        def send():
+            try:
+                with session.producer() as producer:
+                    producer.send_arrow(pa.record_batch({"value": [b"a", b"b"]}), "t")
+                    failed.append(producer.flush(30))
+            except KdirectError as e:
+                failed.append(e)
+
+        sending = threading.Thread(target=send)
+        sending.start()
+        sending.join(2)
+        assert sending.is_alive(), f"it gave up: {failed}"
+        broker.start()
+        sending.join(60)
+        assert not sending.is_alive() and failed == [0]
+    assert sorted(values(broker, 0) + values(broker, 1)) == [b"a", b"b"]
+
+
+def test_columns_for_a_broker_that_was_never_reached_are_refused():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]  # nobody listens there
+    settings = {"bootstrap.servers": f"127.0.0.1:{port}", "connect.timeout.ms": 300}
+    with kdirect.Producer(settings) as producer, pytest.raises(BrokerUnavailableError):
+        producer.send_arrow(_columns([b"a"], 0), "t")
+
+
+def _columns(values, partition):
+    return pa.record_batch(
+        {
+            "value": pa.array(values, pa.binary()),
+            "partition": pa.array([partition] * len(values), pa.int32()),
+        }
+    )

@@ -137,9 +137,24 @@ def test_types_of_json_values() -> None:
         assert bad == [(100, wrong[2:3].decode())], wrong
 
 
-def test_json_columns_are_plain() -> None:
-    with pytest.raises(ConfigError, match="column l of JSON values has the type list"):
-        JsonValues(pa.schema([("l", pa.list_(pa.int64()))]))
+def test_json_columns_that_hold_others() -> None:
+    inner = pa.struct([("d", pa.date32()), ("b", pa.binary())])
+    schema = pa.schema(
+        [
+            ("l", pa.list_(pa.int32())),
+            ("r", pa.struct([("t", pa.timestamp("us", "UTC")), ("s", pa.list_(inner))])),
+        ]
+    )
+    value = b'{"l":[1,null],"r":{"s":[{"d":"2024-02-03","b":"x"},{}],"t":"2024-01-02T03:04:05Z"}}'
+    rows, *_ = decode(JsonValues(schema), [value, b'{"l":[],"r":null}'])
+    at = datetime.datetime(2024, 1, 2, 3, 4, 5, tzinfo=datetime.timezone.utc)
+    parts = [{"d": datetime.date(2024, 2, 3), "b": b"x"}, {"d": None, "b": None}]
+    assert rows == [([1, None], {"t": at, "s": parts}), ([], None)]
+    for wrong in (b'{"l":[1.5]}', b'{"r":{"s":[{"d":"x"}]}}', b'{"l":{}}', b'{"r":[]}'):
+        *_, bad = decode(JsonValues(schema), [value, wrong])
+        assert bad == [(101, wrong[2:3].decode())], wrong
+    with pytest.raises(ConfigError, match=r"column m of JSON values has the type list<.*map"):
+        JsonValues(pa.schema([("m", pa.list_(pa.map_(pa.string(), pa.int64())))]))
 
 
 # -- Arrow -----------------------------------------------------------------------------------------

@@ -3,9 +3,7 @@ scenario is played to Apache Kafka and to our broker, and both must answer as it
 
 from __future__ import annotations
 
-import sys
 import time
-import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,7 @@ from typing import Any
 import pytest
 from py4j.protocol import Py4JJavaError
 
-import kdirect
+from tests.java.both import SYSTEMS, broker_of, fresh
 from tests.support import wait_until
 
 pytestmark = [
@@ -21,31 +19,18 @@ pytestmark = [
     pytest.mark.timeout(120),
     pytest.mark.parametrize("java", ["4.1.0"], indirect=True),
 ]
-ROOT = Path(__file__).resolve().parents[2]
 SETTINGS = {"auto.create.topics.enable": "false", "group.initial.rebalance.delay.ms": "0"}
 
 
-@pytest.fixture(scope="module", params=["kdirect", "kafka"])
+@pytest.fixture(scope="module", params=SYSTEMS)
 def servers(
     request: pytest.FixtureRequest,
     broker_jars: list[Path],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[str]:
     """The address of a broker that all scenarios share."""
-    if request.param == "kdirect":
-        ours = {name.replace(".", "_"): value for name, value in SETTINGS.items()}
-        with kdirect.Broker(**ours) as broker:
-            yield broker.bootstrap_servers
-        return
-    sys.path.insert(0, str(ROOT / "bench"))
-    try:
-        from versus.answers import SMALL_JVM
-        from versus.systems import Kafka
-    finally:
-        sys.path.remove(str(ROOT / "bench"))
-    kafka = Kafka(str(tmp_path_factory.mktemp("kafka")), SETTINGS, jvm=SMALL_JVM)
-    yield kafka.address
-    kafka.stop()
+    with broker_of(request.param, SETTINGS, tmp_path_factory.mktemp("kafka")) as address:
+        yield address
 
 
 @pytest.fixture
@@ -53,10 +38,6 @@ def admin(java: Any, servers: str) -> Iterator[Any]:
     made = java.admin(servers)
     yield made
     made.close(java.milliseconds(1000))
-
-
-def fresh(what: str = "t") -> str:
-    return f"{what}-{uuid.uuid4().hex[:8]}"
 
 
 def outcome(java: Any, future: Any) -> str:

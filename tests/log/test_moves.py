@@ -71,6 +71,22 @@ def begin(manager: LogManager, tp: TopicPartition = TP) -> Move:
     return move
 
 
+def moving(
+    opened: Callable[..., LogManager], count: int = 20
+) -> tuple[LogManager, Partition, Move]:
+    """A partition of so many records whose move was asked for."""
+    m = opened()
+    p = m.partitions[TP]
+    fill(p, count)
+    return m, p, begin(m)
+
+
+def copy_all(move: Move) -> None:
+    """What there is now."""
+    while move.step(1 << 20):
+        pass
+
+
 def carry_out(manager: LogManager, move: Move, *, stands_still: bool = False) -> None:
     while move.step(1 << 20) or not move.is_ready():
         pass
@@ -425,8 +441,7 @@ def test_a_head_written_by_a_producer_is_copied_as_far_as_it_is_committed(opened
     ctypes.memmove(head.address, data * 2, 2 * len(data))
     assert commit_at_tail(p.kernel, len(data), 0).error == 0
     under_way = begin(m)
-    while under_way.step(1 << 20):
-        pass
+    copy_all(under_way)
     assert commit_at_tail(p.kernel, len(data), 0).error == 0
     carry_out(m, under_way)
     assert len(contents(p)) == 2
@@ -445,10 +460,7 @@ def test_a_wish_for_a_partition_to_come(opened, parents) -> None:
 
 
 def test_the_directory_where_it_is_ends_a_move(opened, parents) -> None:
-    m = opened()
-    p = m.partitions[TP]
-    fill(p, 20)
-    under_way = begin(m)
+    m, p, under_way = moving(opened)
     under_way.step(5000)
     (future,) = m.moves.futures()
     assert future.topic_partition == TP and 0 < future.lag < 20 and 0 < future.size < p.size
@@ -473,9 +485,7 @@ def test_a_start_goes_on_with_a_move(opened, parents, clean: bool) -> None:
 
 
 def test_a_copy_of_a_topic_that_is_gone_is_removed(opened, parents) -> None:
-    m = opened()
-    fill(m.partitions[TP], 20)
-    under_way = begin(m)
+    m, _, under_way = moving(opened)
     under_way.step(5000)
     m.delete_topic("t")
     assert under_way.is_over
@@ -506,12 +516,8 @@ def test_a_copy_that_may_have_its_name_does_not_count(
 ) -> None:
     """The name was given, and may not be on disk: the log stays where it is, whatever a start
     finds."""
-    m = opened()
-    p = m.partitions[TP]
-    fill(p, 20)
-    under_way = begin(m)
-    while under_way.step(1 << 20):
-        pass
+    m, p, under_way = moving(opened)
+    copy_all(under_way)
     first, to = p.directory.parent, under_way.parent
     sync = checkpoint.sync_directory
     with monkeypatch.context() as patch:
@@ -537,12 +543,8 @@ def test_a_copy_that_may_have_its_name_does_not_count(
 def test_nothing_is_taken_where_it_cannot_be_said_which_directory_counts(
     opened, monkeypatch
 ) -> None:
-    m = opened()
-    p = m.partitions[TP]
-    fill(p, 20)
-    under_way = begin(m)
-    while under_way.step(1 << 20):
-        pass
+    m, p, under_way = moving(opened)
+    copy_all(under_way)
     with monkeypatch.context() as patch:
         write = p._write_moved
         calls: list[Any] = []
@@ -567,10 +569,7 @@ def test_nothing_is_taken_where_it_cannot_be_said_which_directory_counts(
 
 @pytest.mark.parametrize("at", ["copyfile", "sendfile", "fdatasync"])
 def test_an_error_of_the_copy_leaves_the_log_alone(opened, monkeypatch, at: str) -> None:
-    m = opened()
-    p = m.partitions[TP]
-    fill(p, 20)
-    under_way = begin(m)
+    m, p, under_way = moving(opened)
     owner = future_copy.shutil if at == "copyfile" else future_copy.os
     with monkeypatch.context() as patch:
         patch.setattr(owner, at, disk_error)
@@ -603,10 +602,7 @@ def test_a_full_disk_is_waited_for(tmp_path: Path, small_disk: Path, fill_disk) 
 
 
 def test_a_directory_that_fails_ends_moves_to_it(opened, parents) -> None:
-    m = opened()
-    p = m.partitions[TP]
-    fill(p, 20)
-    under_way = begin(m)
+    m, p, under_way = moving(opened)
     under_way.step(5000)
     to = under_way.parent
     shutil.rmtree(to)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -9,15 +10,19 @@ import pytest
 
 from kdirect.errors import LogError
 from kdirect.log import checkpoint, moves, relocation
+from kdirect.log.manager import LogManager
 from tests.log.conftest import make_batch, stamped
 from tests.log.test_moves import (
+    SMALL,
     TP,
     begin,
     carry_out,
     contents,
+    copy_all,
     disk_error,
     fill,
     move,
+    moving,
     names,
     opened,
     parents,
@@ -39,13 +44,10 @@ def test_a_directory_that_fails_while_a_partition_comes_or_goes(
     opened, parents, monkeypatch, of: str, step: str
 ) -> None:
     """The partition goes with it or is not in it: it is not lost unheard, nor lost and there."""
-    m = opened()
-    p = m.partitions[TP]
-    fill(p, 20)
-    first, under_way = p.directory.parent, begin(m)
+    m, p, under_way = moving(opened)
+    first = p.directory.parent
     failing = under_way.parent if of == "new" else first
-    while under_way.step(1 << 20):
-        pass
+    copy_all(under_way)
     error = OSError(5, "Input/output error")
     with monkeypatch.context() as patch:
         patch.setattr(
@@ -75,12 +77,8 @@ def test_a_directory_that_fails_while_a_partition_comes_or_goes(
 @pytest.mark.parametrize("goes", ["when it was named", "by another hand"])
 def test_a_copy_that_is_gone_is_made_again(opened, monkeypatch, goes: str) -> None:
     """The move does not wait for the next start."""
-    m = opened()
-    p = m.partitions[TP]
-    fill(p, 20)
-    under_way = begin(m)
-    while under_way.step(1 << 20):
-        pass
+    m, p, under_way = moving(opened)
+    copy_all(under_way)
     to, sync = under_way.parent, checkpoint.sync_directory
     if goes == "by another hand":
         under_way.copy.discard()
@@ -149,10 +147,8 @@ def test_a_copy_that_is_given_up_goes_where_there_is_no_room_for_another_name(
     opened, parents, monkeypatch
 ) -> None:
     """Or the next start would go on with it."""
-    m = opened()
-    p = m.partitions[TP]
-    fill(p, 20)
-    begin(m).step(5000)
+    m, p, under_way = moving(opened)
+    under_way.step(5000)
     with monkeypatch.context() as patch:
         patch.setattr(moves, "leave", no_room)
         assert m.moves.ask(TP, p.directory.parent)
@@ -171,8 +167,7 @@ def test_a_copy_whose_producers_are_not_known_takes_no_records(opened, monkeypat
     for i in range(3):
         assert p.append_as_stamped(stamped(make_batch(sequence=i, **ids), i, 2)).error == 0
     under_way = begin(m)
-    while under_way.step(1 << 20):
-        pass
+    copy_all(under_way)
     with monkeypatch.context() as patch:
         patch.setattr(relocation, "load_producers", disk_error)
         with pytest.raises((OSError, LogError)):
@@ -185,3 +180,49 @@ def test_a_copy_whose_producers_are_not_known_takes_no_records(opened, monkeypat
     p = m.partitions[TP]
     p.begin_epoch(3, replicated=False)
     assert p.append(make_batch(sequence=2, **ids)).base_offset == 2
+
+
+def test_a_copy_without_room_goes_and_leaves_the_room(
+    tmp_path: Path, small_disk: Path, fill_disk, caplog
+) -> None:
+    """Once making room has not helped.  Neither does a move begin on a full disk."""
+    to = small_disk / "b"
+    with LogManager([tmp_path / "a", to], SMALL) as m:
+        p = m.create_partition(TP)
+        fill(p, 40)
+        if p.directory.parent == to:
+            move(m)
+        under_way = begin(m)
+        under_way.step(5000)
+        fill_disk(small_disk)
+        for is_over in (False, True):
+            with pytest.raises((OSError, LogError)) as caught:
+                carry_out(m, under_way)
+            m.moves.failed(under_way, caught.value)
+            assert under_way.is_over == is_over
+        m.moves.remove_left()
+        assert not list(to.glob("t-*")) and not m.offline and "no room" in caplog.text
+        fill_disk(small_disk)
+        with pytest.raises(OSError, match="No space"):
+            m.moves.ask(TP, to)
+        assert not list(to.glob("t-*")) and not m.moves.under_way() and not m.offline
+        (small_disk / "ballast").unlink()
+        fill(p, 1)
+        assert len(contents(p)) == 41
+
+
+def test_a_move_is_known_from_its_request_on(opened) -> None:
+    """After a kill before anything was copied, and one while an earlier copy is cleared."""
+    m = opened()
+    fill(m.partitions[TP], 20)
+    to = begin(m).parent
+    for _ in range(2):
+        m = opened(clean=False)
+        (under_way,) = m.moves.under_way()
+        assert under_way.parent == to
+        under_way.step(5000)
+        (under_way.copy.directory / "left").mkdir()
+    under_way.copy.begin()
+    assert os.listdir(under_way.copy.directory) == [checkpoint.PARTITION_METADATA]
+    carry_out(m, under_way)
+    assert m.partitions[TP].directory.parent == to and len(contents(m.partitions[TP])) == 20

@@ -126,8 +126,11 @@ def test_missing_topics_are_created_for_whoever_asks_for_metadata(brokers: Any) 
     names = [{"topic_id": None, "name": name} for name in ("auto", "a b")]
     request = build(p.MetadataRequest, topics=names, allow_auto_topic_creation=True)
     rows = {t.name: t for t in ask(ours[1], request, 12).topics}
-    assert code(rows["auto"]) is E.NONE and code(rows["a b"]) is E.INVALID_TOPIC_EXCEPTION
-    assert sorted(rows["auto"].partitions[0].replica_nodes) == [1, 2]
+    assert code(rows["auto"]) is E.LEADER_NOT_AVAILABLE and not rows["auto"].partitions
+    assert code(rows["a b"]) is E.INVALID_TOPIC_EXCEPTION
+    wait_until(lambda: code(metadata(ours[1], ["auto"]).topics[0]) is E.NONE, "the topic")
+    row = metadata(ours[1], ["auto"]).topics[0]
+    assert sorted(row.partitions[0].replica_nodes) == [1, 2]
 
 
 def alter(broker: Any, kind: int, name: str, **values: Any) -> Any:
@@ -167,6 +170,13 @@ def test_configs_of_topics_and_brokers_change_through_any_broker(brokers: Any) -
     rate = "leader.replication.throttled.rate"
     assert code(alter(ours[0], 4, "2", leader_replication_throttled_rate=1000)) is E.NONE
     wait_until(lambda: described(ours[1], 4, "2")[rate] == "1000", "the broker knows")
+    assert code(alter(ours[0], 4, "", log_cleaner_backoff_ms=77)) is E.NONE
+    assert code(alter(ours[1], 4, "2", log_cleaner_threads=2)) is E.NONE
+    assert code(alter(ours[1], 4, "2", log_cleaner_threads=5)) is E.INVALID_REQUEST
+    for broker, threads in zip(ours, (1, 2), strict=True):
+        cleaner = broker.server.cleaner
+        wait_until(lambda c=cleaner: c._config["log.cleaner.backoff.ms"] == 77)
+        wait_until(lambda c=cleaner, n=threads: len(c._threads) == n)
     assert code(alter(ours[0], 4, "2", num_partitions=3)) is E.INVALID_REQUEST
     assert code(alter(ours[0], 4, "2", min_insync_replicas=2)) is E.INVALID_REQUEST
     assert code(alter(ours[0], 4, "", min_insync_replicas=2)) is E.NONE

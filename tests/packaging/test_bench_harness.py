@@ -26,6 +26,7 @@ NAMES = [
     "produce-rtt",
     "commit",
     "txn-rdma",
+    "txn-exclusive",
     "produce-pipelined",
 ]
 NAMES += [
@@ -36,6 +37,7 @@ NAMES += [
     "produce-notify",
     "quiet",
     "compact",
+    "load-offsets",
     "tcp-cpu",
     "idle",
     "stall",
@@ -46,7 +48,10 @@ NAMES += ["slash-ysb", "slash-nb7", "slash-nb8", "slash-nb11", "slash-cm", "slas
 NAMES += ["slash-empty", "slash-recovery", "slash-cold"]
 NAMES += ["tier-copy", "tier-fetch", "tier-direct", "tier-tail", "tier-rebuild"]
 NAMES += ["tier-backfill"]
-NAMES += ["spark-read-ceiling"]
+NAMES += ["spark-read-ceiling", "spark-pushdown", "spark-values", "real-time"]
+NAMES += ["latest-offset", "read-committed"]
+NAMES += ["spark-sink-once", "spark-sink-micro", "attempts-join", "attempts-commit"]
+HARNESS = ("run.py", "catalogue.py", "figures.py")
 KEYS = ["row", "value", "unit", "against", "against_value", "ratio", "settings"]
 
 
@@ -94,6 +99,10 @@ def test_unknown_row_names_the_nearest(tmp_path: Path) -> None:
         "tier-direct",
         "tier-tail",
         "tier-rebuild",
+        "latest-offset",
+        "read-committed",
+        "attempts-join",
+        "attempts-commit",
         pytest.param("tier-backfill", marks=pytest.mark.spark),
     ],
 )
@@ -124,7 +133,8 @@ def broken_bench(tmp_path: Path) -> Path:
     signal."""
     home = tmp_path / "bench"
     home.mkdir()
-    (home / "run.py").write_text((ROOT / "bench/run.py").read_text())
+    for name in HARNESS:
+        (home / name).write_text((ROOT / "bench" / name).read_text())
     (home / "rows_format.py").write_text(
         "import os, signal\n"
         "def codec_decode(seconds, quick):\n"
@@ -284,7 +294,7 @@ def two_checkouts(tmp_path: Path) -> tuple[Path, Path]:
         (root / ".venv/bin").mkdir(parents=True)
         (root / ".venv/bin/python").symlink_to(sys.executable)
         (root / "bench").mkdir()
-        for name in ("run.py", "compare.py"):
+        for name in (*HARNESS, "compare.py"):
             (root / "bench" / name).write_text((ROOT / "bench" / name).read_text())
         (root / f"bench/inside_{root.name}.py").write_text(f"VALUE = {value}\n")
         (root / "bench/rows_direct.py").write_text(
@@ -297,8 +307,8 @@ def two_checkouts(tmp_path: Path) -> tuple[Path, Path]:
             f"    'A text, which is no part of what is measured: {root.name}.'\n"
             "    return [{'value': 7, 'unit': os.environ['PYSPARK_PYTHON']}]\n"
         )
-    run = roots[0] / "bench/run.py"
-    run.write_text(run.read_text().replace('"quiet",', '"quiet-before",'))
+    rows = roots[0] / "bench/catalogue.py"
+    rows.write_text(rows.read_text().replace('"quiet",', '"quiet-before",'))
     return roots
 
 

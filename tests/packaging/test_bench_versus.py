@@ -27,6 +27,7 @@ NAMES = [
     "end-to-end",
     "spark-read",
     "spark-available-now",
+    "spark-first-query",
     "tier-backfill",
     "spark-sink",
     "micro-batch",
@@ -197,7 +198,8 @@ FIGURES = """
 import json, sys
 from versus import measure, report
 from versus.lives import FIRST, KAFKA, STOCK_PUSH, Found
-import run
+from catalogue import Row
+from figures import complete, table
 
 found = Found()
 found.kafka.label = "Apache Kafka 4.1.0"
@@ -209,10 +211,10 @@ figures = [
                            bar=bar, limit=("at most", 90), record_bytes=512, **found.told(path))
     for path, bar in ((FIRST, 6.5), (STOCK_PUSH, 1.3))
 ]
-row = run.Row("replicate-latency", "", 4, "")
-figures = [run.complete(row, figure, {"quick": True}) for figure in figures]
+row = Row("replicate-latency", "", 4, "")
+figures = [complete(row, figure, {"quick": True}) for figure in figures]
 print(json.dumps(figures[1]))
-print(run.table(figures))
+print(table(figures))
 print(report.goals(figures))
 print(report._bars(figures))
 """

@@ -3,6 +3,7 @@ package that the tests run against."""
 
 from __future__ import annotations
 
+import ast
 import email
 import importlib.metadata
 import importlib.util
@@ -28,7 +29,7 @@ PACKAGES = {
 # The sources of the JVM shim, which the connector compiles where it runs.
 SHIM = {
     f"kdirect_spark/{path.relative_to(ROOT)}"
-    for path in (ROOT / "jvm_shim" / "src").rglob("*")
+    for path in (ROOT / "jvm_shim" / "src" / "main").rglob("*")
     if path.is_file()
 }
 
@@ -130,6 +131,7 @@ def test_sdist_holds_every_source_and_nothing_built(sdist_names: set[str]) -> No
         and "__pycache__" not in p.parts
     }
     needed |= {"setup.py", "pyproject.toml", "LICENSE", "README.md", "Makefile", "build.sbt"}
+    needed |= {"project/build.properties", "jvm_shim/sbt.py"}
     needed |= {name.removeprefix("kdirect_spark/") for name in SHIM}
     assert not needed - sdist_names
     assert not {
@@ -137,6 +139,32 @@ def test_sdist_holds_every_source_and_nothing_built(sdist_names: set[str]) -> No
         for n in sdist_names
         if n.endswith((".so", ".c", ".pyc")) or n.startswith(("build/", ".venv"))
     }
+
+
+def test_the_package_imports_what_it_declares() -> None:
+    """At run time: what types need is imported under TYPE_CHECKING."""
+    declared = {"kafka", "pyarrow", "numpy", "cramjam", "zstandard", "re2"}
+    optional = {"pyspark", "pandas", "kazoo", "botocore", "pyverbs", "py4j", "delta"}
+    optional |= {"fastavro", "google", "ptars", "confluent_kafka"}
+    optional |= {"setuptools", "Cython"}  # layout_pxd.py, of the build
+    known = {*sys.stdlib_module_names, *PACKAGES, *declared, *optional}
+    strays = []
+    for home in PACKAGES.values():
+        for path in sorted(home.rglob("*.py")):
+            for_types: set[ast.AST] = set()
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+                    for_types |= {inner for branch in node.body for inner in ast.walk(branch)}
+                if isinstance(node, ast.Import):
+                    names = [alias.name for alias in node.names]
+                elif isinstance(node, ast.ImportFrom) and not node.level:
+                    names = [str(node.module)]
+                else:
+                    continue
+                roots = {name.split(".")[0] for name in names}
+                if node not in for_types and not roots <= known:
+                    strays.append(f"{path.relative_to(ROOT)}:{node.lineno}: {names}")
+    assert not strays, "\n".join(strays)
 
 
 def test_sbt_and_pip_agree_on_versions() -> None:

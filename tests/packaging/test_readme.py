@@ -61,6 +61,7 @@ def run_python(code: str, tmp_path: Path) -> str:
         check=False,
     )
     assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-4000:]
+    assert "Traceback" not in run.stderr, run.stderr[-4000:]
     return run.stdout
 
 

@@ -27,7 +27,7 @@ def _kind(descriptor: int) -> str:
 
 
 @pytest.fixture(scope="session")
-def spark():
+def spark(tmp_path_factory):
     """local[2], quiet, as `kdirect_spark.session_builder` makes it."""
     from kdirect_spark import session_builder
 
@@ -45,6 +45,7 @@ def spark():
         "spark.sql.shuffle.partitions": "2",
         "spark.driver.memory": "2g",
         "spark.sql.session.timeZone": "UTC",
+        "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
         "spark.log.level": "ERROR",
     }.items():
         builder = builder.config(name, value)
@@ -72,7 +73,11 @@ def said(spark):
 def broker(tmp_path_factory):
     process = BrokerProcess(
         tmp_path_factory.mktemp("broker") / "log",
-        {"log.retention.check.interval.ms": 500, "log.cleaner.backoff.ms": 200},
+        {
+            "log.retention.check.interval.ms": 500,
+            "log.cleaner.backoff.ms": 200,
+            "transaction.abort.timed.out.transaction.cleanup.interval.ms": 200,
+        },
     ).start()
     yield process
     process.stop()

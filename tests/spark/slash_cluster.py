@@ -33,9 +33,15 @@ START_S = 60
 
 
 @contextlib.contextmanager
-def cluster(directory: Path, workers: int) -> Iterator[str]:
-    """A master and workers with a slot each, as long as the block lasts; the master's address."""
-    environment = {**os.environ, "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_DAEMON_MEMORY": "256m"}
+def cluster(directory: Path, workers: int, *, apart: bool = False) -> Iterator[str]:
+    """A master and workers with a slot each, as long as the block lasts; the master's address.
+    `apart`: each worker is on a host of its own, by its address."""
+    environment = {
+        **os.environ,
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "SPARK_DAEMON_MEMORY": "256m",
+        "SPARK_DAEMON_JAVA_OPTS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    }
     started: list[subprocess.Popen[bytes]] = []
 
     def start(name: str, *arguments: str) -> Path:
@@ -52,9 +58,10 @@ def cluster(directory: Path, workers: int) -> Iterator[str]:
         )  # fmt: skip
         url = _said(log, r"spark://127\.0\.0\.1:[1-9]\d*")
         for i in range(workers):
+            host = f"127.0.0.{2 + i if apart else 1}"
             start(
                 f"worker-{i}", "org.apache.spark.deploy.worker.Worker", url,
-                "--host", "127.0.0.1", "--cores", "1", "--memory", "1g", "--webui-port", "0",
+                "--host", host, "--cores", "1", "--memory", "1g", "--webui-port", "0",
                 "--work-dir", str(directory / f"work-{i}"),
             )  # fmt: skip
         yield url

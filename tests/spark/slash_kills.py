@@ -181,11 +181,19 @@ def mapped_of(state: Path) -> list[Path]:
 
 
 class Driver:
-    """The program slash_kill_driver.py; `start` again after it was killed.  With `jars` its session
-    knows Delta."""
+    """A program that answers lines of JSON, as slash_kill_driver.py; it starts again after it was
+    killed.  With `jars` its session knows Delta.  Its Python processes find what is in `site`."""
 
-    def __init__(self, kills: Path, jars: Sequence[Path]) -> None:
+    def __init__(
+        self,
+        kills: Path,
+        jars: Sequence[Path] = (),
+        program: str = "slash_kill_driver.py",
+        site: str = "",
+    ) -> None:
         self.kills = kills
+        self._program = program
+        self._site = HERE / site
         self.jars = [str(jar) for jar in jars]
         self._process: subprocess.Popen[bytes] | None = None
         self._read = b""
@@ -199,7 +207,7 @@ class Driver:
                 self._process = subprocess.Popen(
                     [
                         sys.executable,
-                        str(HERE / "slash_kill_driver.py"),
+                        str(HERE / self._program),
                         str(self.kills),
                         *self.jars,
                     ],
@@ -209,7 +217,7 @@ class Driver:
                     env={
                         **os.environ,
                         KILLS: str(self.kills),
-                        "PYTHONPATH": str(HERE),
+                        "PYTHONPATH": str(self._site),
                         "SPARK_LOCAL_IP": "127.0.0.1",
                         "PYSPARK_PYTHON": sys.executable,
                     },

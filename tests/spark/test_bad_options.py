@@ -34,7 +34,7 @@ def test_format_is_found_without_register(spark, refused):
         ),
         (
             {"startingOffsets": "{"},
-            ("startingOffsets", "not JSON of offsets", '{"topic":{"0":123,"1":456}}'),
+            ("startingOffsets", "not JSON of offsets", '{"topic":{"0":123}}'),
         ),
         (
             {"kafka.auto.offset.reset": "earliest"},
@@ -50,11 +50,20 @@ def test_options_that_no_reader_takes(spark, refused, options, words):
             reader.format("kdirect").options(**READ).options(**options).load()
 
 
-def test_options_of_streams_in_a_batch(spark, refused):
-    with refused("maxOffsetsPerTrigger is for streaming queries", "spark.readStream"):
-        spark.read.format("kdirect").options(**READ).option(
-            "maxOffsetsPerTrigger", 5
-        ).load().collect()
+@pytest.mark.parametrize(
+    ("kind", "options", "words"),
+    [
+        ("readStream", {"endingOffsets": "latest"}, ("endingOffsets is for batch", "spark.read")),
+        ("readStream", {"endingTimestamp": "5"}, ("endingTimestamp is for batch", "spark.read")),
+        ("read", {"startingOffsets": "latest"}, ("cannot start at the latest", "earliest")),
+    ],
+)
+def test_load_refuses_what_such_a_query_cannot_have(spark, refused, kind, options, words):
+    with refused("ConfigError", *words):
+        getattr(spark, kind).format("kdirect").options(**READ | options).load()
+
+
+def test_a_batch_that_starts_at_its_end(spark, refused):
     with refused("startingOffsets: a batch query cannot start at the latest offset"):
         spark.read.format("kdirect").options(**READ).option(
             "startingOffsets", "latest"
@@ -117,11 +126,15 @@ def test_no_broker_there(spark, refused):
             ),
         ),
         ("'v' AS value", {"topic": "a/b"}, ("option topic", "'a/b'")),
-        ("'v' AS value", {"topic": "t", "subscribe": "t"}, ("subscribe belongs to a source",)),
+        (
+            "'v' AS value",
+            {"topic": "t", "kafka.partitioner.class": "x"},
+            ("kafka.partitioner.class", "column partition"),
+        ),
         (
             "'v' AS value",
             {"topic": "t", "kafka.transactional.id": "x"},
-            ("kafka.transactional.id", "at-least-once"),
+            ("kafka.transactional.id", "exactlyOnceId"),
         ),
     ],
 )
@@ -149,19 +162,3 @@ def test_a_topic_is_not_overwritten(spark, refused):
         spark.sql("SELECT 'v' AS value").write.format("kdirect").option(
             "kafka.bootstrap.servers", "127.0.0.1:1"
         ).option("topic", "t").mode("overwrite").save()
-
-
-def test_a_stream_that_does_not_append(spark, refused, tmp_path):
-    counts = (
-        spark.readStream.format("rate")
-        .load()
-        .groupBy("value")
-        .count()
-        .selectExpr("CAST(value AS STRING) AS value")
-    )
-    with refused("ConfigError", "a topic cannot be overwritten", 'outputMode("append")'):
-        counts.writeStream.format("kdirect").option(
-            "kafka.bootstrap.servers", "127.0.0.1:1"
-        ).option("topic", "t").outputMode("complete").option(
-            "checkpointLocation", str(tmp_path)
-        ).start().awaitTermination(60)

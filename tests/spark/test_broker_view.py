@@ -1,4 +1,5 @@
-"""What a planner is told of topics that come and go while it asks: real broker, no Spark."""
+"""What a planner is told of topics and records that come and go while it asks: real broker, no
+Spark."""
 
 from __future__ import annotations
 
@@ -8,10 +9,13 @@ from pathlib import Path
 import pytest
 
 import kdirect
+import kdirect_spark.source
 from kdirect.errors import UnknownTopicError
 from kdirect.model import TopicPartition
 from kdirect_spark.broker_view import LISTINGS, BrokerView
+from kdirect_spark.offsets import OffsetRange
 from kdirect_spark.settings import source_settings
+from kdirect_spark.source import KdirectBatchReader
 
 TP = TopicPartition("t", 0)
 
@@ -67,3 +71,40 @@ def test_other_topics_are_told_while_one_comes_and_goes(view: Races) -> None:
     other = TopicPartition("other", 0)
     view.times = LISTINGS + 1
     assert view.watermarks([TP, other]) == {other: (0, 0)}
+
+
+class LateRecords(BrokerView):
+    """Records come after the watermarks were asked for, before a time is looked up."""
+
+    def first_offsets(self, times):
+        write(self, 1000, 2000)
+        return super().first_offsets(times)
+
+
+def write(view: BrokerView, *times: int) -> None:
+    with view.session().producer() as producer:
+        for ms in times:
+            producer.produce("t", b"x", partition=0, timestamp=ms)
+
+
+def test_a_record_of_a_time_that_comes_while_a_batch_is_planned_is_not_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was a start beyond the end, or a loss; nothing is wrong."""
+    with kdirect.Broker(tmp_path / "log") as broker:
+        given = {"kafka.bootstrap.servers": broker.bootstrap_servers, "subscribe": "t"}
+
+        def planned(**options: str) -> tuple[OffsetRange, ...]:
+            admin.delete_topic("t")
+            admin.create_topic("t", 1, configs={"retention.ms": "-1"})
+            write(view, 1000, 1000)
+            settings = source_settings(given | options, streaming=False)
+            return KdirectBatchReader(settings).plan()[1].ranges
+
+        view = BrokerView(source_settings(given, streaming=False))
+        admin = view.session().admin
+        admin.create_topic("t", 1)
+        monkeypatch.setattr(kdirect_spark.source, "BrokerView", LateRecords)
+        assert planned(startingTimestamp="1500") == ()
+        assert planned(endingTimestamp="1500") == (OffsetRange(TP, 0, 2),)
+        assert planned(startingTimestamp="1000", endingTimestamp="1500") == (OffsetRange(TP, 0, 2),)

@@ -90,14 +90,13 @@ def test_columns_are_the_rows_of_sparks_own_path(read, filled, columnar, query):
 @pytest.mark.spark
 def test_a_batch_query_reads_the_columns_that_it_needs(read, filled):
     df = read(filled)
-    assert "BatchScan kdirect[offset#" in plan(df.select("offset"))
-    assert "BatchScan kdirect[partition#" in plan(df.groupBy().count()), (
-        "the narrowest, where none is wanted"
-    )
-    assert "BatchScan kdirect[value#" in plan(df.selectExpr("length(value)"))
+    scan = f"BatchScan kdirect Subscribe[{filled}]"
+    assert f"{scan}[offset#" in plan(df.select("offset"))
+    assert f"{scan}[partition#" in plan(df.select(F.rand())), "the narrowest, where none is wanted"
+    assert f"{scan}[value#" in plan(df.selectExpr("length(value)"))
     narrowed = read(filled, columns="offset,value,partition")
     assert narrowed.columns == ["value", "partition", "offset"]
-    assert "BatchScan kdirect[partition#" in plan(narrowed.groupBy("partition").count())
+    assert f"{scan}[partition#" in plan(narrowed.agg(F.max("partition")))
 
 
 @pytest.mark.spark

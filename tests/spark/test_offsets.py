@@ -205,6 +205,15 @@ def test_a_topic_known_to_be_created_again_is_read_from_its_start():
     )
 
 
+def test_a_log_that_was_cut_back_is_not_read_again():
+    """It is known to be the same topic, so all below its end was read."""
+    plan = plan_stream({A1: 50}, {A1: 5}, WATERMARKS, kept={"a"})
+    assert plan.ranges == ()
+    assert "a-1 went back from offset 50 to 5: its log was cut back" in plan.losses[0]
+    plan = plan_stream({A1: 50}, {A1: 5}, WATERMARKS, kept={"a"}, is_start=True)
+    assert plan.ranges == () and "the starting offset lies beyond its end" in plan.losses[0]
+
+
 def test_nothing_left_to_read_is_no_loss():
     assert plan_stream({A0: 5}, {A0: 5}, WATERMARKS) == Plan(()), (
         "records before the log start that nobody waits for"
@@ -218,9 +227,11 @@ def test_a_batch_plan():
     assert plan_batch({A0: 10, A1: 0}, {A0: 100, A1: 0}, WATERMARKS) == Plan(
         (OffsetRange(A0, 10, 100),)
     )
-    assert plan_batch({A0: 90}, {A0: 20}, WATERMARKS) == Plan(()), (
-        "a start behind its end reads nothing"
-    )
+    assert plan_batch({A0: 90}, {A0: 90}, WATERMARKS) == Plan(()), "a start at its end is empty"
+    with pytest.raises(ConfigError) as caught:
+        plan_batch({A0: 90}, {A0: 20}, WATERMARKS, ("startingTimestamp", "endingOffsets"))
+    for words in ("a-0", "offset 90 by startingTimestamp", "offset 20 by endingOffsets"):
+        assert words in str(caught.value)
     assert "a-1 ends at offset 5" in plan_batch({A1: 0}, {A1: 9}, WATERMARKS).losses[0]
 
 

@@ -114,6 +114,7 @@ def test_client_settings_pass_with_and_without_prefix():
     sink = sink_settings(
         {
             "kafka.bootstrap.servers": "h:1",
+            "exactlyOnce": "false",
             "kafka.acks": "1",
             "kafka.batch.size": "2k",
             "kafka.compression.type": "lz4",
@@ -134,6 +135,113 @@ def test_kafka_tuning_without_effect_is_said_not_refused():
     assert sink_settings(
         {"kafka.bootstrap.servers": "h:1", "kafka.send.buffer.bytes": "5"}
     ).client == {"bootstrap.servers": ["h:1"]}
+
+
+def lines_of(settings, name):
+    (line,) = (line for line in settings.warnings if f"option {name} " in line)
+    return line
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("kafka.security.protocol", "plaintext", "asks for what happens anyway"),
+        ("groupIdPrefix", "x", "joins no consumer group"),
+        ("kafka.group.id", "g", "for streaming queries"),
+        ("maxOffsetsPerTrigger", "5", "for streaming queries"),
+        ("minOffsetsPerTrigger", "5", "for streaming queries"),
+        ("maxTriggerDelay", "5s", "for streaming queries"),
+        ("topic", "x", "belongs to a sink"),
+        ("kafka.enable.idempotence", "true", "a source writes nothing"),
+        ("kafka.retries", "3", "a source writes nothing"),
+        ("kafka.partitioner.class", "x.Mine", "a source writes nothing"),
+        ("kafka.value.serializer", "x", "a source writes nothing"),
+        ("acks", "1", "a source writes nothing"),
+        ("kafka.enable.auto.commit", "false", "asks for what happens anyway"),
+        ("Kafka.Session.Timeout.Ms", "9", "joins no consumer group"),
+    ],
+)
+def test_what_changes_nothing_in_a_batch_is_a_line_in_the_log(name, value, words):
+    assert words in lines_of(source_settings(BASE | {name: value}, streaming=False), name)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("failOnDataLoss", "false", "belongs to a source"),
+        ("startingOffsets", "nonsense", "belongs to a source"),
+        ("subscribe", "t", "belongs to a source"),
+        ("kafka.group.id", "g", "belongs to a source"),
+        ("kafka.auto.offset.reset", "earliest", "a sink reads nothing"),
+        ("kafka.isolation.level", "read_committed", "a sink reads nothing"),
+        ("kafka.linger.ms", "5", "sent as they come"),
+        ("kafka.retries", "0", "delivery.timeout.ms"),
+        ("kafka.max.request.size", "5", "max.message.bytes"),
+    ],
+)
+def test_what_changes_nothing_in_a_sink_is_a_line_in_the_log(name, value, words):
+    options = {"kafka.bootstrap.servers": "h:1", "topic": "t", name: value}
+    settings = sink_settings(options)
+    assert words in lines_of(settings, name) and settings.client == {"bootstrap.servers": ["h:1"]}
+
+
+def test_properties_of_security_are_of_no_account_in_plaintext():
+    plain = {"kafka.security.protocol": "PLAINTEXT", "kafka.sasl.jaas.config": "secret"}
+    for settings in (
+        source_settings(BASE | plain, streaming=True),
+        sink_settings({"kafka.bootstrap.servers": "h:1"} | plain),
+    ):
+        assert "PLAINTEXT" in lines_of(settings, "kafka.sasl.jaas.config")
+        assert not any("secret" in line for line in settings.warnings)
+
+
+def test_values_that_only_kafka_admits_become_the_nearest_ones():
+    settings = source(kafka__max__partition__fetch__bytes=str(1 << 30))
+    assert settings.client["fetch.max.read.bytes"] == 64 << 20
+    assert str(1 << 30) in settings.warnings[0] and "fetch.max.read.bytes" in settings.warnings[0]
+    sink = sink_settings({"kafka.bootstrap.servers": "h:1", "kafka.batch.size": "0"})
+    assert sink.client["batch.bytes"] == 1 and len(sink.warnings) == 1
+    with pytest.raises(ConfigError, match=r"fetch\.max\.read\.bytes"):
+        source(fetch__max__read__bytes=str(1 << 30))  # our own name keeps its range
+
+
+def test_our_own_name_takes_precedence_over_kafkas():
+    for options in (
+        {"kafka.batch.size": "5", "batch.bytes": "7"},
+        {"batch.bytes": "7", "kafka.batch.size": "5"},
+    ):
+        sink = sink_settings({"kafka.bootstrap.servers": "h:1"} | options)
+        assert sink.client["batch.bytes"] == 7
+
+
+def test_idempotence_of_the_sink_is_as_asked():
+    for value in ("true", "false"):
+        sink = sink_settings({
+            "kafka.bootstrap.servers": "h:1", "kafka.enable.idempotence": value,
+            "exactlyOnce": "false",
+        })  # fmt: skip
+        assert sink.client["enable.idempotence"] is (value == "true")
+
+
+def test_exactly_once_is_the_default_and_brings_its_own_settings():
+    servers = {"kafka.bootstrap.servers": "h:1"}
+    sink = sink_settings(servers)
+    assert sink.exactly_once and sink.exactly_once_id is None and sink.warnings == ()
+    assert sink.transaction_timeout_ms == 900_000
+    weaker = sink_settings(servers | {"kafka.acks": "1", "kafka.enable.idempotence": "false"})
+    assert "acks" not in weaker.client and "enable.idempotence" not in weaker.client
+    assert ["acks=1" in weaker.warnings[0], "idempotence=false" in weaker.warnings[1]] == [True] * 2
+    named = sink_settings(
+        servers | {"exactlyOnceId": "orders of EU", "kafka.transaction.timeout.ms": "30000"}
+    )
+    assert named.exactly_once_id == "orders of EU" and named.transaction_timeout_ms == 30_000
+    assert "transaction.timeout.ms" not in named.client
+    assert (
+        sink_settings(
+            servers | {"exactlyOnce": "false", "asyncProgressTrackingEnabled": "true"}
+        ).warnings
+        == ()
+    )
 
 
 def test_starting_precedence():
@@ -228,8 +336,17 @@ def test_subscriptions():
             BASE | {"kafka.interceptor.classes": "x"},
             ("kafka.interceptor.classes", "interceptor may break the query"),
         ),
-        (BASE | {"groupIdPrefix": "x"}, ("groupIdPrefix", "joins no consumer group")),
-        (BASE | {"topic": "x"}, ("topic belongs to a sink", "subscribe")),
+        (
+            {"kafka.bootstrap.servers": "h:1", "topic": "x"},
+            ("topic belongs to a sink", "subscribe"),
+        ),
+        (BASE | {"max.poll.records": "1"}, ("'max.poll.records'", "kafka.max.poll.records?")),
+        (BASE | {"kafka.max.poll.recrods": "1"}, ("did you mean kafka.max.poll.records?",)),
+        (BASE | {"kafka.sasl.mechanism": "PLAIN"}, ("sasl.mechanism", "PLAINTEXT")),
+        (
+            BASE | {"kafka.security.protocol": "SSL", "kafka.ssl.key.password": "x"},
+            ("kafka.security.protocol", "encrypts"),
+        ),
         (BASE | {"path": "x"}, ("path", "subscribe")),
         (
             BASE | {"transport": "carrier-pigeon"},
@@ -294,7 +411,7 @@ def test_subscriptions():
         ),
         (
             BASE | {"startingTimestamp": "yesterday"},
-            ("startingTimestamp", "'yesterday' is not an integer"),
+            ("startingTimestamp", "'yesterday' is neither a time in ms since 1970 nor a time span"),
         ),
         (BASE | {"endingOffsets": "latest"}, ("endingOffsets is for batch queries", "spark.read")),
         (BASE | {"endingTimestamp": "1"}, ("endingTimestamp is for batch queries",)),
@@ -318,10 +435,9 @@ def test_one_clear_error_names_option_and_remedy(options, words):
         ({"endingOffsets": "earliest"}, ("endingOffsets", "cannot end at the earliest")),
         ({"endingOffsets": '{"t":{"0":-2}}'}, ("endingOffsets", "cannot end at the earliest")),
         (
-            {"maxOffsetsPerTrigger": "5"},
-            ("maxOffsetsPerTrigger is for streaming queries", "spark.readStream"),
+            {"maxOffsetsPerTrigger": "many"},
+            ("maxOffsetsPerTrigger", "'many' is not an integer"),
         ),
-        ({"kafka.group.id": "g"}, ("kafka.group.id is for streaming queries",)),
     ],
 )
 def test_errors_of_batch_queries(options, words):
@@ -335,9 +451,19 @@ def test_errors_of_batch_queries(options, words):
     ("options", "words"),
     [
         ({"topic": "a b"}, ("option topic", "'a b'")),
-        ({"subscribe": "t"}, ("subscribe belongs to a source", "topic")),
-        ({"kafka.transactional.id": "x"}, ("kafka.transactional.id", "at-least-once")),
-        ({"kafka.enable.idempotence": "true"}, ("kafka.enable.idempotence", "at-least-once")),
+        ({"kafka.transactional.id": "x"}, ("kafka.transactional.id", "exactlyOnceId")),
+        (
+            {"kafka.enable.idempotence": "true", "kafka.acks": "1"},
+            ("kafka.enable.idempotence", "kafka.acks=1", "kafka.acks=all"),
+        ),
+        ({"exactlyOnceId": " x"}, ("exactlyOnceId", "' x'")),
+        ({"exactlyOnceId": "x", "exactlyOnce": "false"}, ("exactlyOnceId", "remove one")),
+        (
+            {"asyncProgressTrackingEnabled": "true"},
+            ("asyncProgressTrackingEnabled excludes exactlyOnce", "set exactlyOnce=false"),
+        ),
+        ({"kafka.partitioner.class": "x.Mine"}, ("kafka.partitioner.class", "column partition")),
+        ({"kafka.partitioner.ignore.keys": "true"}, ("partitioner=random",)),
         ({"kafka.value.serializer": "x"}, ("kafka.value.serializer", "strings or bytes")),
         ({"kafka.acks": "2"}, ("acks", "'2'", "0, 1, all")),
         ({"topci": "x"}, ("unknown option 'topci'", "did you mean topic?")),
@@ -356,10 +482,9 @@ def test_a_sink_takes_what_spark_hands_it():
             "kafka.bootstrap.servers": "h:1",
             "topic": " t ",
             "checkpointlocation": "/x",
-            "kafka.enable.idempotence": "false",
         }
     )
-    assert settings.topic == "t"
+    assert settings.topic == "t" and settings.warnings == ()
 
 
 @pytest.mark.parametrize(

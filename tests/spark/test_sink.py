@@ -131,18 +131,85 @@ def test_errors_at_run_time(spark, write, refused, topics):
     )
 
 
-def test_a_failed_task_leaves_no_half_state(spark, topics, write, refused):
+def test_a_failed_task_leaves_whole_batches_at_least_once(spark, topics, write, refused):
     name = topics.create(1)
     boom = F.expr("if(id = 30000, raise_error('boom'), CAST(id AS STRING))")
     with refused("boom"):
-        write(spark.range(0, 40000, 1, 1).select(boom.alias("value")), topic=name)
+        write(spark.range(0, 40000, 1, 1).select(boom.alias("value")), topic=name,
+              exactlyOnce="false")  # fmt: skip
     before = [r[3] for r in topics.consume(name, 1)]
-    assert before == [b"%d" % i for i in range(len(before))] and len(before) < 40000, (
-        "whole batches that came before it may be there"
-    )
-    write(spark.range(0, 100, 1, 1).selectExpr("concat('again-', id) AS value"), topic=name)
+    assert before == [b"%d" % i for i in range(len(before))] and 0 < len(before) < 40000
+    write(
+        spark.range(0, 100, 1, 1).selectExpr("concat('again-', id) AS value"),
+        topic=name, exactlyOnce="false",
+    )  # fmt: skip
     after = [r[3] for r in topics.consume(name, 1)][len(before) :]
     assert after == [b"again-%d" % i for i in range(100)]
+
+
+def test_a_batch_without_a_mode_appends(spark, topics, broker, refused):
+    name = topics.create(1)
+
+    def writer():
+        return (
+            spark.range(2).selectExpr("CAST(id AS STRING) AS value").write.format("kdirect")
+            .option("kafka.bootstrap.servers", broker.bootstrap_servers).option("TOPIC", name)
+        )  # fmt: skip
+
+    writer().save()
+    writer().save()
+    assert sorted(r[3] for r in topics.consume(name, 1)) == [b"0", b"0", b"1", b"1"]
+    with refused('mode("ignore")', 'mode("append")'):
+        writer().mode("ignore").save()
+    with refused("partitionBy", "column partition"):
+        writer().partitionBy("value").save()
+
+
+def test_update_and_complete_append_what_comes(spark, topics, read_stream, broker, tmp_path):
+    source = topics.create(1)
+    topics.fill(source, [b"a", b"b", b"a"])
+    counts = (
+        read_stream(source, startingOffsets="earliest", maxOffsetsPerTrigger="2")
+        .groupBy("value").count()
+        .select(F.concat_ws(" ", F.col("value").cast("string"), "count").alias("value"))
+    )  # fmt: skip
+    for mode, expected in (
+        ("update", [b"a 1", b"a 2", b"b 1"]),
+        ("complete", [b"a 1", b"a 2", b"b 1", b"b 1"]),
+    ):
+        target = topics.create(1)
+        query = (
+            counts.writeStream.format("kdirect").outputMode(mode)
+            .option("kafka.bootstrap.servers", broker.bootstrap_servers).option("topic", target)
+            .option("checkpointLocation", str(tmp_path / mode)).trigger(availableNow=True).start()
+        )  # fmt: skip
+        assert query.awaitTermination(60)
+        assert sorted(r[3] for r in topics.consume(target, 1)) == expected, mode
+
+
+def test_progress_may_be_tracked_asynchronously_at_least_once(
+    topics, read_stream, broker, tmp_path, refused
+):
+    source, target = topics.create(1), topics.create(1)
+    topics.fill(source, [b"%d" % i for i in range(10)])
+
+    def start(**options):
+        return (
+            read_stream(source, startingOffsets="earliest").select("value")
+            .writeStream.format("kdirect")
+            .option("kafka.bootstrap.servers", broker.bootstrap_servers).option("topic", target)
+            .option("checkpointLocation", str(tmp_path / str(len(options))))
+            .option("asyncProgressTrackingEnabled", "true").options(**options).start()
+        )  # fmt: skip
+
+    query = start(exactlyOnce="false")
+    try:
+        query.processAllAvailable()
+        assert [r[3] for r in topics.consume(target, 1)] == [b"%d" % i for i in range(10)]
+    finally:
+        query.stop()
+    with refused("asyncProgressTrackingEnabled excludes exactlyOnce", "set exactlyOnce=false"):
+        start().awaitTermination(60)
 
 
 def test_a_stream_from_topic_to_topic(spark, topics, read_stream, broker, tmp_path):

@@ -102,7 +102,12 @@ def test_offsets_in_the_checkpoint_are_those_of_sparks_kafka_connector(
     topics.fill(name, values(0, 7), 1)
     run(read_stream(name, startingOffsets="earliest"), sink, str(tmp_path / "c"))
     last = max((tmp_path / "c" / "offsets").glob("[0-9]*"), key=lambda p: int(p.name))
-    assert json.loads(last.read_text().splitlines()[-1]) == {name: {"0": 0, "1": 7}}
+    offset = json.loads(last.read_text().splitlines()[-1])
+    assert offset.pop(name) == {"0": 0, "1": 7}
+    # Beside it there is the topic's id, which the connector reads as a topic without partitions
+    # (tests/java/test_spark_connector_offsets.py).
+    ((member, nothing),) = offset.items()
+    assert member.startswith(f"/topic-id/{name}/") and nothing == {}
 
 
 def test_max_offsets_per_trigger_pro_rata(read_stream, topics, sink, checkpoint):
@@ -121,6 +126,20 @@ def test_max_offsets_per_trigger_pro_rata(read_stream, topics, sink, checkpoint)
     assert (json.loads(latest) if isinstance(latest, str) else latest) == {
         name: {"0": 300, "1": 100, "2": 0}
     }
+    with_rows = [p for p in query.recentProgress if p["numInputRows"]]
+    behind = [
+        [
+            p["sources"][0]["metrics"][f"{which}OffsetsBehindLatest"]
+            for which in ("min", "max", "avg")
+        ]
+        for p in with_rows
+    ]
+    assert behind == [
+        ["0", "225", "100.0"],
+        ["0", "150", "66.7"],
+        ["0", "75", "33.3"],
+        ["0", "0", "0.0"],
+    ]
 
 
 def test_available_now_leaves_what_comes_later(read_stream, topics, sink, checkpoint):
@@ -342,13 +361,101 @@ def test_a_topic_deleted_and_created_again(read_stream, topics, sink, checkpoint
     topics.create_named(name)
     topics.fill(name, values(100, 104))
     with refused(
-        "DataLossError", f"{name}-0 went back from offset 10 to 4", "deleted and created again"
+        "DataLossError", f"{name}-0 was deleted and created again; it was read up to offset 10"
     ):
         run(read_stream(name), sink, checkpoint)
     run(read_stream(name, failOnDataLoss="false"), sink, checkpoint)
     assert sink.values == values(0, 10) + values(100, 104), (
         "what is there now is read from its start"
     )
+
+
+def test_a_topic_created_again_with_more_records_than_the_checkpoint_counts(
+    read_stream, topics, sink, checkpoint, refused
+):
+    """Offsets show nothing of it; the ids in the checkpoint do, in every later query too."""
+    name = topics.create(1)
+    topics.fill(name, values(0, 3))
+    run(read_stream(name, startingOffsets="earliest"), sink, checkpoint)
+    topics.delete(name)
+    topics.create_named(name)
+    topics.fill(name, values(100, 110))
+    for _ in range(2):  # the failed micro-batch is in the log by the second time
+        with refused(
+            "DataLossError", f"{name}-0 was deleted and created again; it was read up to offset 3"
+        ):
+            run(read_stream(name), sink, checkpoint)
+    run(read_stream(name, failOnDataLoss="false"), sink, checkpoint)
+    assert sink.values == values(0, 3) + values(100, 110)
+    topics.fill(name, values(110, 112))
+    run(read_stream(name), sink, checkpoint)
+    assert sink.values == values(0, 3) + values(100, 112), "the checkpoint knows the new id"
+
+
+def test_a_limit_begins_again_with_a_topic_created_again(read_stream, topics, sink, checkpoint):
+    name = topics.create(1)
+    topics.fill(name, values(0, 20))
+    run(read_stream(name, startingOffsets="earliest"), sink, checkpoint)
+    topics.delete(name)
+    topics.create_named(name)
+    topics.fill(name, values(100, 110))
+    options = {"failOnDataLoss": "false", "maxOffsetsPerTrigger": "4"}
+    run(read_stream(name, **options), sink, checkpoint)
+    assert sink.values == values(0, 20) + values(100, 110)
+    sizes = [len(batch) for _, batch in sorted(sink.batches.items())]
+    assert [size for size in sizes if size] == [20, 4, 4, 2]
+
+
+def test_a_checkpoint_without_ids_goes_on_and_gets_them(read_stream, topics, sink, tmp_path):
+    """That of Spark's Kafka connector, or of an earlier version."""
+    name, checkpoint = topics.create(1), tmp_path / "checkpoint"
+    topics.fill(name, values(0, 3))
+    run(read_stream(name, startingOffsets="earliest"), sink, str(checkpoint))
+    (log,) = (checkpoint / "offsets").glob("[0-9]*")
+    *head, offset = log.read_text().splitlines()
+    plain = json.dumps({name: json.loads(offset)[name]})
+    log.write_text("\n".join([*head, plain]))
+    for crc in (checkpoint / "offsets").glob(".*.crc"):
+        crc.unlink()
+    run(read_stream(name), sink, str(checkpoint))
+    assert [p.name for p in (checkpoint / "offsets").glob("[0-9]*")] == ["0"], "nothing was new"
+    topics.fill(name, values(3, 5))
+    run(read_stream(name), sink, str(checkpoint))
+    assert sink.values == values(0, 5)
+    last = (checkpoint / "offsets" / "1").read_text().splitlines()[-1]
+    assert f"/topic-id/{name}/" in last
+
+
+def test_offsets_never_become_empty_when_all_topics_go(
+    read_stream, topics, sink, checkpoint, refused, tmp_path
+):
+    """SPARK-41375: an empty offset would forget where the query was."""
+    prefix = topics.create(1, "empty").replace("empty", "all-go")
+    name = f"{prefix}-good"
+    topics.create_named(name)
+    topics.fill(name, values(0, 5))
+    options = {
+        "subscribePattern": f"{prefix}-.*",
+        "startingOffsets": "earliest",
+        "failOnDataLoss": "false",
+        "partitionDiscoveryIntervalMs": "100",
+    }
+    query = run(read_stream(**options), sink, checkpoint, processingTime="50 milliseconds")
+    wait_for(lambda: len(sink.rows) == 5, query)
+    topics.delete(name)
+    time.sleep(1.5)  # many looks at what is there
+    assert query.exception() is None
+    topics.create_named(name)
+    topics.fill(name, values(10, 17))
+    wait_for(lambda: len(sink.rows) == 12, query)
+    topics.delete(name)
+    time.sleep(0.5)
+    query.stop()
+    assert sink.values == values(0, 5) + values(10, 17)
+    for log in (tmp_path / "checkpoint/offsets").glob("[0-9]*"):
+        assert json.loads(log.read_text().splitlines()[-1]) != {}
+    with refused("DataLossError", f"{name}-0 is gone; it was read up to offset 7"):
+        run(read_stream(**options | {"failOnDataLoss": "true"}), sink, checkpoint)
 
 
 def test_a_topic_created_again_under_a_running_query(read_stream, topics, sink, checkpoint):

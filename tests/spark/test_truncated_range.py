@@ -4,7 +4,6 @@ No Spark, no broker."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -15,11 +14,12 @@ from kdirect_spark import worker
 from kdirect_spark.offsets import OffsetRange
 from kdirect_spark.reading import RangeReading
 from kdirect_spark.settings import source_settings
+from tests.readers import ReadsOnly, StandInReader
 
 TP = TopicPartition("t", 0)
 
 
-class Log:
+class Log(ReadsOnly):
     """A session whose first reader gets two records, and is told then that they are not there; the
     next one reads what is there now."""
 
@@ -28,29 +28,28 @@ class Log:
     def __init__(self) -> None:
         self.starts: list[int] = []
 
-    def reader(self, tp: TopicPartition, start: int, stop: int, **settings: Any) -> Any:
+    def open_reader(self, tp: TopicPartition, start: int, stop: int) -> StandInReader:
         self.starts.append(start)
         return _Reader(self, start, stop)
 
 
-class _Reader:
+class _Reader(StandInReader):
+    transport = "tcp"
+
     def __init__(self, log: Log, start: int, stop: int) -> None:
+        super().__init__(start, stop)
         self.first = len(log.starts) == 1
-        self.next_offset, self.stop = start, stop
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         end = self.next_offset + 2 if self.first else self.stop
-        batch = pa.RecordBatch.from_pydict({"offset": list(range(self.next_offset, end))})
+        offsets = list(range(self.next_offset, end))
+        batch = pa.RecordBatch.from_pydict(
+            {"offset": offsets, "timestamp": pa.array(offsets, pa.timestamp("us", tz="UTC"))}
+        )
         self.next_offset = end
         yield batch
         if self.first:
             raise TruncatedLogError("t-0 was cut: it was read up to offset 2", hint="none")
-
-    def statistics(self) -> dict[str, int]:
-        return {}
-
-    def close(self) -> None:
-        pass
 
 
 def run(monkeypatch: pytest.MonkeyPatch, fail: str) -> tuple[Log, list[int]]:

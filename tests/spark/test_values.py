@@ -298,8 +298,9 @@ def test_a_query_reads_the_columns_that_it_needs(read_values, filled):
         return df._jdf.queryExecution().executedPlan().toString()
 
     df = read_values(filled["fixed"], **FIXED_OPTIONS)
-    assert "BatchScan kdirect[c0#" in plan(df.groupBy().count()), "the narrowest, for count()"
-    assert "BatchScan kdirect[c19#" in plan(df.selectExpr("sum(c19)"))
+    scan = f"BatchScan kdirect Subscribe[{filled['fixed']}]"
+    assert f"{scan}[c0#" in plan(df.groupBy().count()), "the narrowest, for count()"
+    assert f"{scan}[c19#" in plan(df.selectExpr("sum(c19)"))
     total = sum((row[-1] for row in FORMATS["fixed"][2]), Decimal(0))
     assert df.selectExpr("sum(c19)").collect()[0][0] == total
 
@@ -359,7 +360,7 @@ def test_schemas_that_differ(read_values, filled, refused):
             filled["json"], "c0 tinyint NOT NULL", valueFormat="json", valueSchema="c0 int8"
         ).collect()
     with refused("ConfigError", ".schema(...)", "column c0", "array<int>"):
-        read_values(filled["json"], "c0 array<int>", valueFormat="json").collect()
+        read_values(filled["arrow"], "c0 array<int>", valueFormat="arrow").collect()
     with refused("ConfigError", "valueFormat=json needs valueSchema"):
         read_values(filled["json"], valueFormat="json")
 
@@ -393,7 +394,7 @@ def test_values_that_do_not_decode(read_values, task, topics, refused, tmp_path,
     with refused("BadValueError", f"{name}-0 offset 1: the value is no JSON object", "valueMode"):
         read_values(name, **options).collect()
     with pytest.raises(
-        BadValueError, match=f"{name}-0 offset 3: field user: .*valueMode=PERM"
+        BadValueError, match=f"{name}-0 offset 3: field user: .*valueMode=DROPM"
     ) as e:
         task(name, 2, 6, **options)
     assert e.value.offset == 3

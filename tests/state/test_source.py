@@ -306,7 +306,8 @@ def test_the_next_source_of_a_partition_asks_the_broker_nothing(over_shm: Sessio
     assert len(parked._parked) == 1
     place = parked._parked[0]
     after, _ = read(over_shm, input_of("fixed"), start=300, stop=600)
-    assert len(parked._parked) == 1 and parked._parked[0] is place
+    now = parked._parked[0]
+    assert len(parked._parked) == 1 and now.paths is place.paths and now.cursor is place.cursor
     assert sum(block.rows for block in (*before, *after)) == 600
 
 

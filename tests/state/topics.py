@@ -10,7 +10,7 @@ import json
 import random
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pyarrow as pa
 
@@ -20,6 +20,7 @@ from kdirect.format.fixed_layout import FixedLayout
 from kdirect.model import TopicPartition
 from kdirect.state.batches import Partition, Range
 from kdirect.state.job import Ends
+from tests.readers import ReadsOnly, StandInReader
 
 LAYOUT = FixedLayout.of("at:int64", "key:int64", "value:int64")
 SCHEMA = "at long, key long, value long"
@@ -56,12 +57,9 @@ def json_value(row: Row) -> bytes:
 VALUES = {"fixed": fixed_value, "json": json_value}
 
 
-class Topics:
+class Topics(ReadsOnly):
     """In place of a session: it reads the rows of `rows`, whose values have one format.  How many
     records come at once is a matter of chance."""
-
-    transport = "shm"
-    settings: Mapping[str, Any] = {}
 
     def __init__(
         self, rows: Mapping[Partition, Sequence[Row]], value_format: str, chance: random.Random
@@ -70,11 +68,8 @@ class Topics:
         self._value = VALUES[value_format]
         self._encoder = ArrowEncoder()
 
-    def reader(self, tp: TopicPartition, start: int, stop: int, *, timeout_ms: Any) -> _Reader:
+    def open_reader(self, tp: TopicPartition, start: int, stop: int) -> _Reader:
         return _Reader(self, Partition(tp.topic, tp.partition), start, stop)
-
-    def close(self) -> None:
-        """Sessions are closed with their executor; this one is everybody's."""
 
     def batch(self, tp: Partition, start: int, stop: int) -> bytes:
         """A record batch of these offsets."""
@@ -83,23 +78,17 @@ class Topics:
         return struct.pack(">q", start) + bytes(encoded)[8:]
 
 
-class _Reader:
+class _Reader(StandInReader):
     """A reader of one range.  See `kdirect.client.reader.Reader`."""
 
-    transport = "shm"
-
     def __init__(self, topics: Topics, tp: Partition, start: int, stop: int) -> None:
+        super().__init__(start, stop)
         self._topics, self._tp = topics, tp
-        self.next_offset, self._stop = start, stop
-
-    @property
-    def decoder_range(self) -> dict[str, Any]:
-        return {"start_offset": self.next_offset, "stop_offset": self._stop}
 
     def fillings(self, decoder: ArrowDecoder) -> Iterator[None]:
         at = self.next_offset
-        while at < self._stop:
-            upto = min(self._stop, at + self._topics.chance.randint(1, MOST_OF_BATCH))
+        while at < self.stop:
+            upto = min(self.stop, at + self._topics.chance.randint(1, MOST_OF_BATCH))
             data = memoryview(self._topics.batch(self._tp, at, upto))
             while data:
                 data = data[decoder.feed(data) :]
@@ -110,6 +99,3 @@ class _Reader:
         if decoder.next_offset > self.next_offset:
             self.next_offset = decoder.next_offset
             yield
-
-    def close(self) -> None:
-        """There is nothing to leave."""

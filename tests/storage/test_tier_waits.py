@@ -17,6 +17,7 @@ from kdirect.format import protocol as p
 from kdirect.format.error_codes import ErrorCode
 from kdirect.format.schema import build
 from tests.broker.conftest import Raw
+from tests.broker.test_changed_threads import change
 from tests.broker.test_topic_properties import alter
 from tests.object_servers import Gate, Place, gate_to
 from tests.storage.test_tier_bad_input import fetch, log_of, offsets, send
@@ -71,9 +72,36 @@ def test_copiers_are_as_many_as_the_pool_has(object_stores: Any, tmp_path: Path)
         tiers.wait(lambda: len(held.now) == 2, "two are not under way")
         time.sleep(1)  # five looks at all of them
         assert len(held.now) == 2 and tiers.figure("remote_copy_requests") == 2
+        assert change(tiers.admin, "remote.log.manager.copier.thread.pool.size", "4") == 0
+        tiers.wait(lambda: len(held.now) == 4, "a larger pool begins no more at once")
+        assert change(tiers.admin, "remote.log.manager.copier.thread.pool.size", "2") == 0
         held.may_go.set()
         tiers.wait(lambda: not tiers.figure("remote_copy_lag_segments"))
-        assert held.most <= 2, held.most
+        assert held.most == 4, held.most
+
+
+def test_rates_and_waits_change_while_the_broker_runs(place: Place, tmp_path: Path) -> None:
+    """A copy at one byte per second goes on at once when the rate is raised."""
+    slow = {"remote_log_manager_copy_max_bytes_per_second": 1}
+    with tiered_broker(place, tmp_path / "log", **slow) as tiers:
+        tiers.create()
+        tiers.produce(0, RECORDS)
+        remote = tiers.broker.server.remote
+        tiers.wait(lambda: remote.logs.throttle.waited_s > 0, "no copy waits")
+        assert tiers.partition.remote_end_offset <= 0
+        assert (
+            change(tiers.admin, "remote.log.manager.copy.max.bytes.per.second", "1000000000") == 0
+        )
+        tiers.wait(lambda: not tiers.figure("remote_copy_lag_segments"))
+        for name, number in (
+            ("remote.log.manager.fetch.max.bytes.per.second", 5000),
+            ("remote.log.index.file.cache.total.size.bytes", 6000),
+            ("remote.fetch.max.wait.ms", 700),
+        ):
+            assert change(tiers.admin, name, str(number)) == 0
+        assert remote.reader.throttle.bytes_per_second == 5000
+        assert remote.reader._indexes.max_bytes == 6000
+        assert remote.reads()._config["remote.fetch.max.wait.ms"] == 700
 
 
 def test_segments_are_copied_when_their_lag_is_over(place: Place, tmp_path: Path) -> None:

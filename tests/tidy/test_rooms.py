@@ -19,6 +19,8 @@ EVERYONE = {"errors", "lazy_names", "model", "option_table", "options", "metrics
 EVERYONE |= {"remote_options", "spark_options", "state_options", "remote_metrics", "state_metrics"}
 EVERYONE |= {"failpoints", "blocks", "huge_pages", "sticky_assignment"}
 EVERYONE |= {"transaction_options", "cleaner_options", "cleaner_metrics", "sasl_options"}
+EVERYONE |= {"kafka_properties", "spin"}
+EVERYONE |= {"thread_options"}
 ARROWS = {
     "format": set(),
     "rdma": set(),

@@ -108,12 +108,15 @@ class Appends:
 
     # -- appending ---------------------------------------------------------------------------------
 
-    def append_nowait(self, partition: Partition, data: Any, at_ms: int) -> AppendResult | None:
+    def append_nowait(
+        self, partition: Partition, data: Any, at_ms: int, *, own: bool = False
+    ) -> AppendResult | None:
         """Append whole batches, if nothing is to be waited for: no room to be made, and nobody
-        before them.  None, and nothing has changed: then `append`."""
+        before them.  None, and nothing has changed: then `append`.  `own`: see
+        `Partition.append_nowait`."""
         if not self.is_free(partition.topic_partition):
             return None
-        return partition.append_nowait(data, at_ms)
+        return partition.append_nowait(data, at_ms, own=own)
 
     def append(self, partition: Partition, data: Any, at_ms: int) -> asyncio.Future[AppendResult]:
         """The same after whatever comes first; its place among the appends to the partition is that

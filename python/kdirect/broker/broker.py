@@ -23,7 +23,7 @@ from typing import Any
 from kdirect.broker.cluster_view import ClusterLayout
 from kdirect.broker.config import BrokerConfig
 from kdirect.broker.server import BrokerServer
-from kdirect.errors import BrokerUnavailableError, ClosedError, TimedOutError
+from kdirect.errors import BrokerUnavailableError, ClosedError, ConfigError, TimedOutError
 
 log = logging.getLogger("kdirect.broker")
 
@@ -56,6 +56,11 @@ class Broker:
         **keywords: Any,
     ) -> None:
         self._layout = layout
+        if isinstance(log_dirs, Mapping):
+            raise ConfigError(
+                f"log directories are paths, not a mapping of {', '.join(map(str, log_dirs))}",
+                hint="give properties by name: kdirect.Broker(properties={...})",
+            )
         given = {"listeners": listeners, **(properties or {})}
         self._temporary: Path | None = None
         self._wants_temporary = (

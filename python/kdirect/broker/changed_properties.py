@@ -18,11 +18,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from kdirect.cleaner_options import DYNAMIC_CLEANER
 from kdirect.errors import ConfigError, CorruptLogError, LogError
 from kdirect.log.checkpoint import replace_file
 from kdirect.option_table import Options
 from kdirect.options import BROKER, CLIENT_METRICS, DYNAMIC_LOG, GROUP
+from kdirect.remote_options import DYNAMIC_REMOTE
 from kdirect.sasl_options import DYNAMIC_SASL
+from kdirect.thread_options import DYNAMIC_THREADS
 
 log = logging.getLogger("kdirect.broker")
 
@@ -35,7 +38,9 @@ _THROTTLES = frozenset(
         "replica.alter.log.dirs.io.max.bytes.per.second",
     )
 )
-DYNAMIC = DYNAMIC_LOG | DYNAMIC_SASL | _THROTTLES
+DYNAMIC = (
+    DYNAMIC_LOG | DYNAMIC_CLEANER | DYNAMIC_REMOTE | DYNAMIC_THREADS | DYNAMIC_SASL | _THROTTLES
+)
 
 
 class Kind(enum.Enum):

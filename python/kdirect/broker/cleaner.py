@@ -8,12 +8,14 @@ In a cluster each broker compacts its own copies, those that it leads and those 
 up to its own last stable offset, so below what was committed.
 
 A thread takes the dirtiest log that is due, compacts it, and looks for the next; when there is
-none, it sleeps for ``log.cleaner.backoff.ms``.  A log whose compaction fails for another reason
-than its end or a full disk is *uncleanable* until the broker starts again, as in Kafka: it is left
-alone, counted, and named in the log.
+none, it sleeps for ``log.cleaner.backoff.ms``.  The properties may change at any time
+(`reconfigure`): pauses end, threads come and go at once, and what a cleaning may use is asked when
+it begins; a thread that is to go first ends the cleaning that it has begun.  A log whose compaction
+fails for another reason than its end or a full disk is *uncleanable* until the broker starts again,
+as in Kafka: it is left alone, counted, and named in the log.
 
-Threads: `start` and `stop` on any one thread; the cleaner's own take ``_lock`` to choose and to
-note, and hold it for no file work but the checkpoint's.
+Threads: `start` and `stop` on any one thread, `reconfigure` on any; the cleaner's own take
+``_lock`` to choose and to note, and hold it for no file work but the checkpoint's.
 """
 
 from __future__ import annotations
@@ -37,38 +39,30 @@ from kdirect.model import TopicPartition
 log = logging.getLogger("kdirect.broker")
 
 CHECKPOINT = checkpoint.CLEANED
+SHORTEST_PAUSE_S = 0.001
 
 
 class LogCleaner:
-    """See the module.  `config` has the broker's properties by name; `time_ms` is its clock.  Life:
-    `start`, `stop`, which waits for the threads."""
+    """See the module.  `config` has the broker's properties by name, as they are when one is asked
+    for; `time_ms` is its clock.  Life: `start`, `stop`, which waits for the threads."""
 
     def __init__(
         self, config: Mapping[str, Any], logs: LogManager, time_ms: Callable[[], int]
     ) -> None:
+        self._config = config
         self._logs = logs
         self._time_ms = time_ms
-        count = config["log.cleaner.threads"] if config["log.cleaner.enable"] else 0
-        self._backoff_s = config["log.cleaner.backoff.ms"] / 1000
-        self._bytes_per_s = config["log.cleaner.io.max.bytes.per.second"]
-        self._memory = Memory(
-            config["log.cleaner.dedupe.buffer.size"] // max(1, count),
-            config["log.cleaner.io.buffer.load.factor"],
-            max(4096, config["log.cleaner.io.buffer.size"] // max(1, count)),
-        )
         self._lock = threading.Lock()
-        self._stopping = threading.Event()
-        self._wake = threading.Event()
+        self._woken = threading.Condition(self._lock)  # of threads that pause
+        self._changes = 0  # how often the properties have changed, which ends pauses
+        self._running = self._stopping = False
+        self._threads: dict[int, threading.Thread] = {}  # by number, those that are to work
         self._cleaned_to: dict[TopicPartition, int] = {}
         self._under_way: set[TopicPartition] = set()
         self._uncleanable: set[Partition] = set()
         self._paid_until = 0.0  # when what was read and written would have been, at the limit
         self._max_dirty = 0.0
         self._runs = self._bytes_read = self._bytes_written = self._records_removed = 0
-        self._threads = [
-            threading.Thread(target=self._run, name=f"kdirect-cleaner-{i}", daemon=True)
-            for i in range(count)
-        ]
 
     def start(self) -> None:
         """The logs are open: read the checkpoints, and begin.  What one says of a log that was
@@ -79,29 +73,82 @@ class LogCleaner:
         for directory in self._logs.usable_dirs:
             found = checkpoint.read_offsets(directory / CHECKPOINT)
             self._cleaned_to.update({tp: end for tp, end in found.items() if tp in here[directory]})
-        for thread in self._threads:
-            thread.start()
+        with self._lock:
+            self._running = True
+            self._start_threads()
+
+    def reconfigure(self) -> None:
+        """The properties have changed: whoever pauses goes on by them, and as many threads as they
+        say work.  Any thread; waits for no cleaning."""
+        with self._lock:
+            self._changes += 1
+            self._paid_until = 0.0
+            self._woken.notify_all()
+            if self._running and not self._stopping:
+                self._start_threads()
 
     def stop(self) -> None:
         """Return when no log is compacted any more.  What is under way ends between two pieces, and
         is done again after the next start."""
-        self._stopping.set()
-        self._wake.set()
-        for thread in self._threads:
-            if thread.ident is not None:
-                thread.join()
+        with self._lock:
+            self._stopping = True
+            self._woken.notify_all()
+            threads = list(self._threads.values())
+        for thread in threads:
+            thread.join()
 
     # -- the threads -------------------------------------------------------------------------------
 
-    def _run(self) -> None:
-        while not self._stopping.is_set():
+    def _count(self) -> int:
+        config = self._config
+        return int(config["log.cleaner.threads"]) if config["log.cleaner.enable"] else 0
+
+    def _start_threads(self) -> None:
+        for i in range(self._count()):
+            if i not in self._threads:
+                self._threads[i] = threading.Thread(
+                    target=self._run, args=(i,), name=f"kdirect-cleaner-{i}", daemon=True
+                )
+                self._threads[i].start()
+
+    def _has_work(self, number: int) -> bool:
+        """Is this thread to go on?  One that is not wanted any more does not count from here on, so
+        that another of its number may begin."""
+        with self._lock:
+            if self._stopping:
+                return False
+            if number < self._count():
+                return True
+            del self._threads[number]
+            return False
+
+    def _run(self, number: int) -> None:
+        while self._has_work(number):
+            seen = self._changes
             try:
                 found = self.clean_one()
             except Exception:
                 log.exception("a look for logs to compact failed")
                 found = False
             if not found:
-                self._wake.wait(self._backoff_s)
+                self._pause(self._config["log.cleaner.backoff.ms"] / 1000, seen)
+
+    def _pause(self, seconds: float, seen: int) -> None:
+        """Return after so long, or once the properties are others than those `seen`, or when the
+        broker stops."""
+        with self._woken:
+            self._woken.wait_for(
+                lambda: self._stopping or self._changes != seen, max(seconds, SHORTEST_PAUSE_S)
+            )
+
+    def _memory(self) -> Memory:
+        """What one thread may use of that of all."""
+        config, count = self._config, max(1, self._count())
+        return Memory(
+            config["log.cleaner.dedupe.buffer.size"] // count,
+            config["log.cleaner.io.buffer.load.factor"],
+            max(4096, config["log.cleaner.io.buffer.size"] // count),
+        )
 
     def clean_one(self) -> bool:
         """Compact the dirtiest log that is due; False: none is."""
@@ -112,11 +159,11 @@ class LogCleaner:
         directory = partition.directory
         try:
             began = time.monotonic()
-            done = Cleaning(partition, dirt, self._memory, self._time_ms(), self._throttle).run()
+            done = Cleaning(partition, dirt, self._memory(), self._time_ms(), self._throttle).run()
             self._note(partition, done, time.monotonic() - began)
         except ClosedError as e:
             log.debug("compaction of %s ended: %s", partition.topic_partition, e)
-            return not self._stopping.is_set() and self._is_here(partition)
+            return not self._stopping and self._is_here(partition)
         except (KdirectError, OSError) as e:
             # Its topic was deleted, or it was moved to another log directory: the files went.
             if partition.is_closed or partition.directory != directory:
@@ -184,12 +231,14 @@ class LogCleaner:
     def _throttle(self, bytes_: int) -> None:
         """So many bytes were read or written: wait until that is allowed.  ClosedError when the
         broker stops."""
-        wait_s = 0.0
         with self._lock:
-            now = time.monotonic()
-            self._paid_until = max(self._paid_until, now) + bytes_ / self._bytes_per_s
+            now, seen = time.monotonic(), self._changes
+            limit = self._config["log.cleaner.io.max.bytes.per.second"]
+            self._paid_until = max(self._paid_until, now) + bytes_ / limit
             wait_s = self._paid_until - now
-        if self._stopping.wait(wait_s) if wait_s > 0.001 else self._stopping.is_set():
+        if wait_s > SHORTEST_PAUSE_S:
+            self._pause(min(wait_s, threading.TIMEOUT_MAX), seen)
+        if self._stopping:
             raise ClosedError("the broker is stopping", hint="nothing to do")
 
     # -- what came of it ---------------------------------------------------------------------------
@@ -232,7 +281,7 @@ class LogCleaner:
         self._logs.look_into(partition, error)
         if isinstance(error, StorageFullError):
             log.error("no room to compact %s: %s", partition.topic_partition, error)
-            self._stopping.wait(self._backoff_s)
+            self._pause(self._config["log.cleaner.backoff.ms"] / 1000, self._changes)
             return
         log.error(
             "compaction of %s failed, and it is not tried again until the next start: %s",

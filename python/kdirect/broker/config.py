@@ -8,7 +8,7 @@ names the property.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from kdirect.errors import ConfigError
 from kdirect.log.config import LogConfig
 from kdirect.log.remote_rules import check_broker
 from kdirect.options import BROKER
+from kdirect.thread_options import DYNAMIC_THREADS, IDLE_THREADS
 
 # Properties that stock server.properties files carry, or that tune how Kafka does its work.  They
 # mean nothing to a broker of this kind and are accepted with a warning, so that such a file works
@@ -26,13 +27,12 @@ from kdirect.options import BROKER
 _IGNORED = """
     process.roles controller.quorum.voters controller.quorum.bootstrap.servers
     controller.listener.names listener.security.protocol.map inter.broker.listener.name
-    security.inter.broker.protocol num.network.threads num.io.threads background.threads
-    num.recovery.threads.per.data.dir socket.send.buffer.bytes socket.receive.buffer.bytes
+    security.inter.broker.protocol socket.send.buffer.bytes socket.receive.buffer.bytes
     zookeeper.set.acl
     share.coordinator.state.topic.replication.factor share.coordinator.state.topic.min.isr
     metadata.log.dir authorizer.class.name
     super.users allow.everyone.if.no.acl.found inter.broker.protocol.version
-    log.message.format.version replica.fetch.max.bytes num.replica.fetchers
+    log.message.format.version replica.fetch.max.bytes
     initial.broker.registration.timeout.ms broker.heartbeat.interval.ms broker.session.timeout.ms
     metrics.num.samples
     remote.log.storage.manager.class.name remote.log.storage.manager.class.path
@@ -195,7 +195,8 @@ class BrokerConfig(Mapping[str, Any]):
         known: dict[str, Any] = {}
         ignored = []
         for name, value in properties.items():
-            if name in IGNORED or name.startswith(("ssl.", "sasl.", "listener.name.", "metric.")):
+            without_effect = name in IGNORED or name in IDLE_THREADS
+            if without_effect or name.startswith(("ssl.", "sasl.", "listener.name.", "metric.")):
                 ignored.append(name)
             if name not in ignored or BROKER.knows(name):
                 row = BROKER.find(name)
@@ -220,6 +221,8 @@ class BrokerConfig(Mapping[str, Any]):
                 )
         # As the properties file, or whoever started the broker, has them.
         self.fixed: Mapping[str, Any] = dict(self._values)
+        # Called after `change`, on its thread; none may wait.
+        self.on_change: list[Callable[[], None]] = []
 
     def _check_cluster(self) -> None:
         """Refuse what does not go together in a cluster, or without one."""
@@ -274,9 +277,24 @@ class BrokerConfig(Mapping[str, Any]):
         LogConfig.from_broker(values)
         return values
 
+    def check_threads(self, values: Mapping[str, Any]) -> None:
+        """Refuse numbers of threads that change too much at once: Kafka's rule for a broker that
+        runs.  `values` are those of `changed_by`."""
+        for name in sorted(DYNAMIC_THREADS):
+            now, wanted = self._values[name], values[name]
+            if wanted == now or max(1, now // 2) <= wanted <= 2 * now:
+                continue
+            raise ConfigError(
+                f"the broker's property {name} cannot change from {now} to {wanted} while it runs",
+                hint=f"choose {max(1, now // 2)} to {2 * now}, and go on from there; or set it in"
+                " the properties file, and restart the broker",
+            )
+
     def change(self, values: dict[str, Any]) -> None:
-        """Have what `changed_by` has returned from now on.  What was read before is not told."""
+        """Have what `changed_by` has returned from now on."""
         self._values = values
+        for told in self.on_change:
+            told()
 
     @classmethod
     def from_arguments(

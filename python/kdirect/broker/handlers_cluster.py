@@ -57,6 +57,12 @@ def _missing(name: str | None) -> dict[str, Any]:
     }
 
 
+def _coming(name: str) -> dict[str, Any]:
+    """The row of a topic that this request has created: no partitions yet, ask again.  Kafka
+    answers so too, and clients' tests that a topic is gone ask for it by a request that creates."""
+    return {**_missing(name), "error_code": ErrorCode.LEADER_NOT_AVAILABLE}
+
+
 class _Told(NamedTuple):
     """What one answer tells of the cluster: a view that does not change meanwhile, and its brokers.
     Taken apart, they could name a leader that is none of the brokers.  `on_cluster`, `on_topic`:
@@ -238,14 +244,16 @@ class ClusterHandlers:
     ) -> Answer:
         """The same in a cluster: the controller creates what is missing."""
         assert self._create_missing is not None
-        refused = await self._create_missing(n for n in names if self._topics.find(n) is None)
+        missing = {n for n in names if self._topics.find(n) is None}
+        refused = await self._create_missing(missing)
         told = self._told(connection, header, request)
         rows = [self._metadata_of(told.cluster, w, False) for w in wanted]
-        for row in rows:
-            if row["error_code"] == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
-                # Kafka's answer about a topic that is being created: ask again.
-                code = refused.get(row["name"], ErrorCode.LEADER_NOT_AVAILABLE)
-                row["error_code"] = code
+        for place, row in enumerate(rows):
+            if row["error_code"] == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION or (
+                row["error_code"] == ErrorCode.NONE and row["name"] in missing
+            ):
+                rows[place] = _coming(row["name"])
+                rows[place]["error_code"] = refused.get(row["name"], ErrorCode.LEADER_NOT_AVAILABLE)
         return _metadata(header, told, rows)
 
     def _told(self, connection: Connection, header: p.RequestHeader, request: Any) -> _Told:
@@ -289,12 +297,14 @@ class ClusterHandlers:
             if not create:
                 return _missing(name)
             if name == OFFSETS_TOPIC:
-                return _topic_row(cluster, self._services.offsets.create_topic())
-            if name == TRANSACTIONS_TOPIC:
-                return _topic_row(cluster, self._services.transactions.create_topic())
-            if self._cluster.topics_are_fixed or name == REMOTE_METADATA_TOPIC:
+                self._services.offsets.create_topic()
+            elif name == TRANSACTIONS_TOPIC:
+                self._services.transactions.create_topic()
+            elif self._cluster.topics_are_fixed or name == REMOTE_METADATA_TOPIC:
                 return _missing(name)
-            return _topic_row(cluster, topics.create(name, self._config["num.partitions"], {}))
+            else:
+                topics.create(name, self._config["num.partitions"], {})
+            return _coming(name)
         except ConfigError:
             return {**_missing(name), "error_code": ErrorCode.INVALID_TOPIC_EXCEPTION}
         except KdirectError as e:

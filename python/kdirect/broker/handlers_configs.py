@@ -375,6 +375,7 @@ class ConfigHandlers:
         if kind is Kind.BROKER:
             found = {w: self.dynamic(w) for w in (ALL_BROKERS, self._broker_name)}
             values = self._config.changed_by(*{**found, name: wanted}.values())
+            self._config.check_threads(values)
         if validate_only:
             return
         self._changed.replace(kind, name, wanted)

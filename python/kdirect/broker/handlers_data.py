@@ -458,6 +458,7 @@ class DataHandlers(FetchHandlers):
             ("ListOffsets", self.list_offsets, True),
             ("OffsetForLeaderEpoch", self.offset_for_leader_epoch, True),
             ("DeleteRecords", self.delete_records, True),
+            ("CountRecords", self.count_records, False),
         ]
         if self._remote is not None:
             table.append(("LocateRecords", self.locate_records, False))

@@ -126,7 +126,11 @@ class LogDirHandlers:
             return ErrorCode.LOG_DIR_NOT_FOUND
         if directory in self._logs.offline or tp in self._logs.lost:
             return ErrorCode.KAFKA_STORAGE_ERROR
-        if self._logs.moves.ask(tp, directory):
+        try:
+            exists = self._logs.moves.ask(tp, directory)
+        except OSError:  # it is in the log
+            return ErrorCode.KAFKA_STORAGE_ERROR
+        if exists:
             return ErrorCode.NONE
         topic = self._topics.find(tp.topic)
         if topic is None or not 0 <= tp.partition < topic.partition_count:

@@ -1,5 +1,5 @@
 """Requests about where records are: ListOffsets, OffsetForLeaderEpoch, DeleteRecords,
-LocateRecords.
+LocateRecords, CountRecords.
 
 Law: as in `kdirect.broker.handlers_data`, whose handlers these are a part of.  What opens batches
 or files runs on a thread; what remote storage knows is asked on threads of its own.
@@ -21,6 +21,7 @@ from kdirect.broker.topics import INTERNAL_TOPICS
 from kdirect.errors import FencedLeaderEpochError, KdirectError, UnknownLeaderEpochError
 from kdirect.format import protocol as p
 from kdirect.format.error_codes import ErrorCode
+from kdirect.log import record_count
 from kdirect.log.partition import Partition
 from kdirect.model import EARLIEST_OFFSET, LATEST_OFFSET
 
@@ -216,6 +217,40 @@ class LookupHandlers:
         """Where a client that reads past the broker finds records of remote storage."""
         assert self._remote is not None
         return self._remote.locate(header, [(x, self._to_locate(x)) for x in request.partitions])
+
+    def count_records(
+        self, connection: Connection, header: p.RequestHeader, request: Any
+    ) -> Answer:
+        """How many records lie in ranges of offsets: looks at their batches, on a thread."""
+        return later(self._services.files.look_up(self._count_records, header, request))
+
+    def _count_records(self, header: p.RequestHeader, request: Any) -> Answer:
+        committed_only = request.isolation_level == 1
+        allowance = record_count.Allowance(record_count.MOST_BYTES)
+        return respond(
+            header,
+            p.CountRecordsResponse,
+            partitions=[self._count(x, committed_only, allowance) for x in request.partitions],
+        )
+
+    def _count(
+        self, x: Any, committed_only: bool, allowance: record_count.Allowance
+    ) -> dict[str, Any]:
+        out = {"error_code": 0, "error_message": None, "records": -1, "next_offset": x.start_offset}
+        try:
+            partition = self._led(x.topic, x.partition, x.current_leader_epoch)
+            wanted = x.topic_id
+            if wanted is not None and wanted.int:
+                topic = self._services.topics.by_id(wanted)
+                if topic is None or topic.name != x.topic:
+                    return {**out, "error_code": ErrorCode.INCONSISTENT_TOPIC_ID}
+            found = partition.count_records(
+                x.start_offset, x.stop_offset, committed_only=committed_only, allowance=allowance
+            )
+        except Exception as e:
+            code, message = explain(e, f"counting records of {x.topic}-{x.partition}")[:2]
+            return {**out, "error_code": code, "error_message": message}
+        return out if found is None else {**out, **found._asdict()}
 
     def _to_locate(self, x: Any) -> Partition | Exception:
         try:

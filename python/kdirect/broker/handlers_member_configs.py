@@ -161,7 +161,8 @@ class MemberConfigHandlers(ConfigHandlers):
             )
         if name in (ALL_BROKERS, self._broker_name):
             found = {w: self.dynamic(w) for w in (ALL_BROKERS, self._broker_name)}
-            self._config.changed_by(*{**found, name: configs}.values())
+            values = self._config.changed_by(*{**found, name: configs}.values())
+            self._config.check_threads(values)
 
 
 def _after(own: Mapping[str, str], r: Any, table: Options, whole: bool) -> dict[str, str]:

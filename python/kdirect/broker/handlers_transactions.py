@@ -17,12 +17,13 @@ from kdirect.broker import topic_patterns
 from kdirect.broker.answers import Answer, later, respond
 from kdirect.broker.connection import Connection
 from kdirect.broker.failures import explain
+from kdirect.broker.marker_groups import MarkerGroups
 from kdirect.broker.services import Services
 from kdirect.broker.topics import OFFSETS_TOPIC
 from kdirect.broker.transaction_coordinator import TransactionCoordinator
-from kdirect.broker.transaction_markers import TransactionMarkers
 from kdirect.broker.transactions import EPOCH_BUMPS, Markers, Reply
 from kdirect.errors import KdirectError
+from kdirect.format import end_transaction
 from kdirect.format import protocol as p
 from kdirect.format.error_codes import ErrorCode
 from kdirect.format.record_fields import TEXT_BYTES
@@ -44,7 +45,7 @@ class TransactionHandlers:
         self,
         services: Services,
         coordinator: TransactionCoordinator,
-        markers: TransactionMarkers,
+        marker_groups: MarkerGroups,
         take_id: Callable[[], Awaitable[int]],
         group_partition: Callable[[str], Awaitable[TopicPartition]],
     ) -> None:
@@ -53,7 +54,7 @@ class TransactionHandlers:
         self._environment = services.environment
         self._coordinator = coordinator
         self._machine = coordinator.machine
-        self._markers = markers
+        self._marker_groups = marker_groups
         self._take_id = take_id
         self._group_partition = group_partition
 
@@ -73,7 +74,9 @@ class TransactionHandlers:
                 return later(self._plain_later(header))
             return _initialized(header, Reply(ErrorCode.NONE, producer_id, 0))
         name = request.transactional_id
-        if not name or len(name.encode()) > TEXT_BYTES:  # a record would not hold it
+        # A record would not hold it; or others write under it, each in a transaction of its own.
+        identities = self._coordinator.attempts.machine
+        if not name or len(name.encode()) > TEXT_BYTES or identities.is_identity(name):
             return _initialized(header, Reply(ErrorCode.INVALID_REQUEST))
         longest = self._services.config["transaction.max.timeout.ms"]
         if not 0 < request.transaction_timeout_ms <= longest:
@@ -225,11 +228,8 @@ class TransactionHandlers:
     def end_transaction(
         self, connection: Connection, header: p.RequestHeader, request: Any
     ) -> Answer:
-        return later(self._end(header, request))
-
-    async def _end(self, header: p.RequestHeader, request: Any) -> Answer:
         name, epoch_bumps = request.transactional_id, header.api_version >= BUMPS_EPOCH
-        reply = await self._coordinator.ask(
+        found = self._coordinator.ask_nowait(
             name,
             lambda new_id: self._machine.end(
                 name,
@@ -241,13 +241,7 @@ class TransactionHandlers:
                 new_id,
             ),
         )
-        return respond(
-            header,
-            p.EndTxnResponse,
-            error_code=_told("EndTxn", header.api_version, reply.code),
-            producer_id=reply.producer_id,
-            producer_epoch=reply.epoch,
-        )
+        return _ended(header, found) if isinstance(found, Reply) else later(_end(header, found))
 
     def write_markers(
         self, connection: Connection, header: p.RequestHeader, request: Any
@@ -255,21 +249,29 @@ class TransactionHandlers:
         return later(self._write_markers(header, request))
 
     async def _write_markers(self, header: p.RequestHeader, request: Any) -> Answer:
-        rows = []
+        # All of them in one step of the event loop, once each has room: they may be one group.
+        wanted: dict[TopicPartition, list[tuple[Markers, int]]] = {}
+        asked: list[tuple[Markers, list[TopicPartition]]] = []
         for row in request.markers:
             tps = _partitions(row.topics, "partition_indexes")
             markers = Markers(
                 "", row.producer_id, row.producer_epoch, row.transaction_result, frozenset(tps)
             )
-            appended = (self._markers.append(tp, markers, row.coordinator_epoch) for tp in tps)
-            codes = await asyncio.gather(*map(asyncio.shield, appended))
+            asked.append((markers, tps))
+            for tp in tps:
+                wanted.setdefault(tp, []).append((markers, row.coordinator_epoch))
+        await self._marker_groups.make_ready({tp: len(of) for tp, of in wanted.items()})
+        told = {tp: self._marker_groups.append(tp, of) for tp, of in wanted.items()}
+        rows = []
+        for markers, tps in asked:
+            codes = await asyncio.gather(*(asyncio.shield(told[tp][markers]) for tp in tps))
             topics: dict[str, list[dict[str, int]]] = {}
             for tp, code in zip(tps, codes, strict=True):
                 found = {"partition_index": tp.partition, "error_code": code}
                 topics.setdefault(tp.topic, []).append(found)
             rows.append(
                 {
-                    "producer_id": row.producer_id,
+                    "producer_id": markers.producer_id,
                     "topics": [{"name": n, "partitions": found} for n, found in topics.items()],
                 }
             )
@@ -377,6 +379,24 @@ def _initialized(header: p.RequestHeader, reply: Reply) -> Answer:
         producer_id=reply.producer_id,
         producer_epoch=reply.epoch,
     )
+
+
+def _ended(header: p.RequestHeader, reply: Reply) -> Answer:
+    version, code = header.api_version, _told("EndTxn", header.api_version, reply.code)
+    if version >= end_transaction.FIRST_VERSION:
+        body = end_transaction.response_body(version, code, reply.producer_id, reply.epoch)
+        return Answer([body])
+    return respond(
+        header,
+        p.EndTxnResponse,
+        error_code=code,
+        producer_id=reply.producer_id,
+        producer_epoch=reply.epoch,
+    )
+
+
+async def _end(header: p.RequestHeader, reply: Awaitable[Reply]) -> Answer:
+    return _ended(header, await reply)
 
 
 def _told(api: str, version: int, code: int) -> int:

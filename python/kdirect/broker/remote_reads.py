@@ -11,7 +11,7 @@ On the event loop.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kdirect.broker.answers import Answer
@@ -38,10 +38,9 @@ if TYPE_CHECKING:
 class RemoteReads:
     """See the module."""
 
-    def __init__(self, remote: RemoteRecords, *, wait_s: float, lookup_s: float) -> None:
+    def __init__(self, remote: RemoteRecords, config: Mapping[str, Any]) -> None:
         self._remote = remote
-        self._wait_s = wait_s
-        self._lookup_s = lookup_s
+        self._config = config  # the broker's, which may change
 
     async def fill(
         self, topics: Sequence[tuple[str, list[Fetched]]], room: int, max_wait_s: float
@@ -62,7 +61,9 @@ class RemoteReads:
             found = ask(read.partition, read.offset, min(share, read.limit))
             futures.append(None if found is None else asyncio.wrap_future(found))
         under_way = [future for future in futures if future is not None]
-        wait_s = self._wait_s if under_way else min(max_wait_s, self._wait_s)
+        wait_s = self._config["remote.fetch.max.wait.ms"] / 1000
+        if not under_way:
+            wait_s = min(max_wait_s, wait_s)
         if under_way:
             await asyncio.wait(under_way, timeout=wait_s)
         else:  # too many wait already: the client is not to come back at once
@@ -117,13 +118,14 @@ class RemoteReads:
                 futures[partition.topic_partition, timestamp] = asyncio.wrap_future(found)
         if not futures:
             return {}
-        await asyncio.wait(futures.values(), timeout=self._lookup_s)
+        lookup_s = self._config["remote.list.offsets.request.timeout.ms"] / 1000
+        await asyncio.wait(futures.values(), timeout=lookup_s)
         out: dict[tuple[TopicPartition, int], tuple[int, int] | BaseException] = {}
         for key, future in futures.items():
             if not future.done():
                 future.add_done_callback(_look_at)
                 out[key] = TimedOutError(
-                    f"remote storage did not say in {self._lookup_s:g} s where {key[0]} has records"
+                    f"remote storage did not say in {lookup_s:g} s where {key[0]} has records"
                     f" of time {key[1]}",
                     hint="ask again, or raise remote.list.offsets.request.timeout.ms",
                 )

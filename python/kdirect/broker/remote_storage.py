@@ -192,6 +192,21 @@ class RemoteStorage:
         )
         self._ends.append(self.reader.close)
         self._ends.append(self.locations.close)
+        config.on_change.append(self._reconfigure)
+
+    def _reconfigure(self) -> None:
+        """Properties were changed while the broker runs."""
+        config = self._config
+        self.logs.reconfigure(
+            copiers=config["remote.log.manager.copier.thread.pool.size"],
+            expirers=config["remote.log.manager.expiration.thread.pool.size"],
+            copy_rate=config["remote.log.manager.copy.max.bytes.per.second"],
+        )
+        self.reader.reconfigure(
+            threads=config["remote.log.reader.threads"],
+            bytes_per_second=config["remote.log.manager.fetch.max.bytes.per.second"],
+            index_bytes=config["remote.log.index.file.cache.total.size.bytes"],
+        )
 
     def _require_metadata(self) -> None:
         """Refuse to start where the metadata was lost: everything in the store would look like
@@ -259,11 +274,7 @@ class RemoteStorage:
 
     def reads(self) -> RemoteReads:
         """What answers the handlers of Fetch and ListOffsets."""
-        return RemoteReads(
-            self,
-            wait_s=self._config["remote.fetch.max.wait.ms"] / 1000,
-            lookup_s=self._config["remote.list.offsets.request.timeout.ms"] / 1000,
-        )
+        return RemoteReads(self, self._config)
 
     def read(
         self, partition: Partition, offset: int, max_bytes: int

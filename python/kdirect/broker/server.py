@@ -118,6 +118,7 @@ class BrokerServer:
 
     def _make_upkeep(self, environment: Environment) -> None:
         self.cleaner = LogCleaner(self.config, self.logs, environment.time_ms)
+        self.config.on_change.append(self.cleaner.reconfigure)
         self.mover.on_moved = self.cleaner.moved
         self._periodic = PeriodicWork(self.config, environment, self.logs, self.files, self.topics)
 

@@ -41,6 +41,7 @@ from kdirect.broker.topics import Registry, Topic
 from kdirect.errors import ClosedError, CorruptLogError, FormatError, KdirectError, LogError
 from kdirect.format.batch import any_transactional, encode_single_bytes, iterate_batches
 from kdirect.format.error_codes import error_kind
+from kdirect.format.plain_batch import encode_records
 from kdirect.format.transaction_records import marker_commits
 from kdirect.log.clock import now_ms
 from kdirect.log.partition import Partition
@@ -446,7 +447,8 @@ class StateTopic:
         for i, piece in enumerate(batches):
             last = i + 1 == len(batches)
             try:
-                result = self._appends.append_nowait(partition, piece, now)
+                own = encode is None  # `pieces` are not compressed
+                result = self._appends.append_nowait(partition, piece, now, own=own)
             except Exception as e:
                 one(last, None, e)
                 continue
@@ -498,6 +500,11 @@ def pieces(rows: list[Row], now_ms: int) -> Iterator[bytes]:
         size += len(batch)
     if batches:
         yield b"".join(batches)
+
+
+def one_batch(rows: list[Row], now_ms: int) -> Iterator[bytes]:
+    """All rows in one batch, which is in the log whole or not at all."""
+    yield encode_records(rows, now_ms)
 
 
 def failure(partition: Partition, result: Any) -> LogError | None:

@@ -2,7 +2,8 @@
 
 Owns: the order in which it happens.  A decision is written to ``__transaction_state`` first; once
 that counts (in a cluster: is committed by replicas; where files are flushed before they are
-acknowledged: is on disk), the machine is told, markers are written, and whoever asked is answered.
+acknowledged: is on disk), the machine is told and whoever asked is answered.  Then markers are
+written, and that the transaction is complete.
 Which transactional ids are this broker's, `kdirect.broker.coordinator_partitions` knows; how
 markers get to the partitions, `kdirect.broker.transaction_markers`.
 
@@ -21,13 +22,19 @@ from functools import partial
 from typing import Any
 
 from kdirect.broker.appends import resolve
+from kdirect.broker.attempt_coordinator import AttemptCoordinator
 from kdirect.broker.coordinator_partition import State
 from kdirect.broker.coordinator_partitions import CoordinatorPartitions
 from kdirect.broker.failures import explain
+from kdirect.broker.marker_groups import MarkerGroups
 from kdirect.broker.services import Services
 from kdirect.broker.state_replication import StateReplication
 from kdirect.broker.topics import TRANSACTIONS_TOPIC
-from kdirect.broker.transaction_markers import TransactionMarkers
+from kdirect.broker.transaction_markers import (
+    FIRST_PAUSE_S,
+    LONGEST_PAUSE_S,
+    TransactionMarkers,
+)
 from kdirect.broker.transaction_store import LoadedTransaction
 from kdirect.broker.transactions import (
     Decision,
@@ -42,15 +49,16 @@ from kdirect.format.error_codes import ErrorCode
 
 log = logging.getLogger("kdirect.broker.transactions")
 
-FIRST_PAUSE_S = 0.02  # between tries to end a transaction
-LONGEST_PAUSE_S = 1.0
-
 
 class TransactionCoordinator:
     """See the module.  `take_id`: a producer id, once the next block of them was written down."""
 
     def __init__(
-        self, services: Services, take_id: Callable[[], Awaitable[int]], markers: TransactionMarkers
+        self,
+        services: Services,
+        take_id: Callable[[], Awaitable[int]],
+        markers: TransactionMarkers,
+        groups: MarkerGroups,
     ) -> None:
         self._services = services
         self._store = services.transactions
@@ -62,6 +70,7 @@ class TransactionCoordinator:
         self._tasks: set[asyncio.Task[None]] = set()
         self._timers: list[asyncio.TimerHandle] = []
         self._closed = False
+        self.attempts = AttemptCoordinator(services, self, groups)
 
     # -- life --------------------------------------------------------------------------------------
 
@@ -132,18 +141,17 @@ class TransactionCoordinator:
             timer.cancel()
         for task in self._tasks:
             task.cancel()
+        self.attempts.close()
         self.partitions.close()
 
     def restore(self, loaded: Sequence[LoadedTransaction]) -> None:
         """This broker coordinates these ids from now on: it ends what was prepared."""
-        for name, record in loaded:
-            markers = self.machine.install(name, record)
-            if markers is not None:
-                self._end_soon(markers, set(markers.partitions))
+        for markers in self.attempts.restore(loaded):
+            self._end_soon(markers, set(markers.partitions))
 
     def give_up(self, is_gone: Callable[[str], bool]) -> None:
         """Another broker coordinates these ids."""
-        self.machine.give_up(is_gone)
+        self.attempts.give_up(is_gone)
 
     # -- asking ------------------------------------------------------------------------------------
 
@@ -159,27 +167,63 @@ class TransactionCoordinator:
     async def ask(self, name: str, decide: Callable[[int | None], Decision]) -> Reply:
         """The answer to a request about a transactional id, once what it changes counts.
         `decide(new id)` asks the machine, with a new producer id if it needs one."""
+        found = self.ask_nowait(name, decide)
+        return found if isinstance(found, Reply) else await found
+
+    def ask_nowait(
+        self, name: str, decide: Callable[[int | None], Decision]
+    ) -> Reply | Awaitable[Reply]:
+        """The same without a task where nothing is to be waited for: then the answer itself."""
         if code := self.refusal(name):
             return Reply(code)
         made = decide(None)
         if isinstance(made, NeedsId):
             new_id = self._services.topics.producer_id_nowait()
             if new_id is None:
-                try:
-                    new_id = await self._take_id()
-                except KdirectError as e:
-                    explain(e, "a new producer id")
-                    return Reply(ErrorCode.COORDINATOR_NOT_AVAILABLE)
-                if code := self.refusal(name):
-                    return Reply(code)
+                return self._ask_with_new_id(name, decide)
             made = decide(new_id)
+        return self._settled(made)
+
+    async def _ask_with_new_id(self, name: str, decide: Callable[[int | None], Decision]) -> Reply:
+        """`ask` where the next block of producer ids has to be written down first."""
+        new_id = await self.new_id()
+        if new_id is None:
+            return Reply(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+        if code := self.refusal(name):
+            return Reply(code)
+        found = self._settled(decide(new_id))
+        return found if isinstance(found, Reply) else await found
+
+    def _settled(self, made: Decision) -> Reply | asyncio.Future[Reply]:
+        """The answer, once what was decided counts."""
         if isinstance(made, Reply):
             return made
         assert isinstance(made, Write)
         # Not by a task of whoever asks, who may be gone before the write is settled.
-        future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-        self._write(made, lambda reply: resolve(future, reply, None))
-        return await future
+        answers: list[Reply] = []
+        future: asyncio.Future[Reply] | None = None
+
+        def told(reply: Reply) -> None:
+            if future is None:
+                answers.append(reply)
+            else:
+                resolve(future, reply, None)
+
+        self._write(made, told)
+        if answers:
+            return answers[0]
+        future = asyncio.get_running_loop().create_future()
+        return future
+
+    async def new_id(self) -> int | None:
+        """A producer id that nobody has; None: there is none to be had now."""
+        new_id = self._services.topics.producer_id_nowait()
+        if new_id is None:
+            try:
+                new_id = await self._take_id()
+            except KdirectError as e:
+                explain(e, "a new producer id")
+        return new_id
 
     # -- writing -----------------------------------------------------------------------------------
 
@@ -189,25 +233,31 @@ class TransactionCoordinator:
         except Exception as e:  # whatever it is: the id must not wait for ever
             self._settle(write, told, e)
             return
+        self.when_saved(saved, partial(self._settle, write, told))
+
+    def when_saved(
+        self, saved: asyncio.Future[Any], then: Callable[[BaseException | None], None]
+    ) -> None:
+        """`then(error)` once a change counts that the store has begun, at once if it does."""
         if saved.done():
-            self._saved(write, told, saved)
+            self._saved(then, saved)
         else:
-            saved.add_done_callback(partial(self._saved, write, told))
+            saved.add_done_callback(partial(self._saved, then))
 
     def _saved(
-        self, write: Write, told: Callable[[Reply], None], saved: asyncio.Future[Any]
+        self, then: Callable[[BaseException | None], None], saved: asyncio.Future[Any]
     ) -> None:
         """It is in the log; does it have to be on disk before it counts?"""
         error = _error_of(saved)
         partition = saved.result() if error is None else None
         if partition is None or not partition.acknowledgements_wait():
-            self._settle(write, told, error)
+            then(error)
             return
         flushed = self._services.flusher.begin(partition)
         if flushed is None:  # another flush has come first
-            self._settle(write, told, None)
+            then(None)
         else:
-            flushed.add_done_callback(lambda done: self._settle(write, told, _error_of(done)))
+            flushed.add_done_callback(lambda done: then(_error_of(done)))
 
     def _settle(
         self, write: Write, told: Callable[[Reply], None], error: BaseException | None
@@ -221,12 +271,14 @@ class TransactionCoordinator:
             return
         markers = self.machine.written(write)
         if markers is not None:
-            self._end(markers)
+            # The answer leaves first, as with Kafka: the transaction is committed.  What is asked
+            # after it comes in a later turn of the loop, and finds the markers.
+            asyncio.get_running_loop().call_soon(self._end, markers)
         told(write.reply)
 
     # -- ending ------------------------------------------------------------------------------------
 
-    def _epoch(self, name: str) -> int | None:
+    def epoch(self, name: str) -> int | None:
         """The epoch in which this broker coordinates an id; None: it does not."""
         index = self.partitions.index_of(name)
         if self._closed or index is None:
@@ -238,10 +290,14 @@ class TransactionCoordinator:
 
     def _end(self, markers: Markers) -> None:
         """Write markers, at once where that is possible, then that the transaction is complete."""
-        epoch = self._epoch(markers.transactional_id)
+        epoch = self.epoch(markers.transactional_id)
         if epoch is None:
             return
-        left = self._markers.append_here(markers, epoch)
+        try:
+            left = self._markers.append_here(markers, epoch)
+        except Exception:  # whatever it is: the transaction must not wait for the next coordinator
+            log.exception("markers of %s could not be appended at once", markers.transactional_id)
+            left = set(markers.partitions)
         if left:
             self._end_soon(markers, left)
         else:
@@ -267,8 +323,8 @@ class TransactionCoordinator:
     async def _end_later(self, markers: Markers, left: set[Any]) -> None:
         """Try until all partitions have their markers, and the log says so."""
         name, pause = markers.transactional_id, 0.0
-        epoch = self._epoch(name)
-        while epoch is not None and self._epoch(name) == epoch:
+        epoch = self.epoch(name)
+        while epoch is not None and self.epoch(name) == epoch:
             await asyncio.sleep(pause)
             pause = min(max(pause * 2, FIRST_PAUSE_S), LONGEST_PAUSE_S)
             if left:
@@ -277,7 +333,7 @@ class TransactionCoordinator:
                 except NotCoordinatorError as e:
                     log.warning("%s: another coordinator ends its transaction: %s", name, e)
                     return
-            if left or self._epoch(name) != epoch:
+            if left or self.epoch(name) != epoch:
                 continue
             if await self._completed(markers):
                 return
@@ -301,6 +357,7 @@ class TransactionCoordinator:
         expiration = self._services.config["transactional.id.expiration.ms"]
         for write in self.machine.expired(self._environment.time_ms(), expiration):
             self._write(write, lambda reply: None)
+        self.attempts.forget_expired()
 
 
 def _error_of(future: asyncio.Future[Any]) -> BaseException | None:

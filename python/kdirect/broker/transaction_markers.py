@@ -32,8 +32,11 @@ from kdirect.model import TopicPartition
 log = logging.getLogger("kdirect.broker.transactions")
 
 CALL_S = 5.0
+FIRST_PAUSE_S = 0.02  # between tries to end a transaction
+LONGEST_PAUSE_S = 1.0
 COMMIT_S = 5.0
-_FENCED = (ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.TRANSACTION_COORDINATOR_FENCED)
+TURN_S = 0.002  # until a look at appends that are under way is repeated
+FENCED = (ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.TRANSACTION_COORDINATOR_FENCED)
 
 
 class TransactionMarkers:
@@ -63,36 +66,100 @@ class TransactionMarkers:
         found = self._under_way.get(key)
         if found is not None:
             return found
-        future = self._append(tp, markers, coordinator_epoch)
+        return self._begin(key, tp, markers, None)
+
+    def append_noted(
+        self, tp: TopicPartition, markers: Markers, coordinator_epoch: int
+    ) -> tuple[asyncio.Future[int], asyncio.Future[bool]]:
+        """As `append`; and whether the marker is in the log, as soon as that is known."""
+        in_log: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        key = (tp, markers.producer_id, markers.epoch, markers.commit, coordinator_epoch)
+        found = self._under_way.get(key)
+        if found is None:
+            return self._begin(key, tp, markers, in_log), in_log
+        found.add_done_callback(lambda done: resolve(in_log, done.result() == ErrorCode.NONE, None))
+        return found, in_log
+
+    def _begin(
+        self,
+        key: tuple[Any, ...],
+        tp: TopicPartition,
+        markers: Markers,
+        in_log: asyncio.Future[bool] | None,
+    ) -> asyncio.Future[int]:
+        future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._append(tp, markers, key[-1], future, in_log)
         if not future.done():
             self._under_way[key] = future
             future.add_done_callback(lambda done: self._under_way.pop(key))
+        elif in_log is not None:
+            resolve(in_log, future.result() == ErrorCode.NONE, None)
         return future
 
     def _append(
-        self, tp: TopicPartition, markers: Markers, coordinator_epoch: int
-    ) -> asyncio.Future[int]:
-        future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self,
+        tp: TopicPartition,
+        markers: Markers,
+        coordinator_epoch: int,
+        future: asyncio.Future[int],
+        in_log: asyncio.Future[bool] | None,
+    ) -> None:
         if code := self.may_append(tp):
             future.set_result(code)
-            return future
+            return
         try:
-            partition = self._leader(tp)
+            partition = self.led(tp)
             now = self._services.environment.time_ms()
             batch = marker_batch(
                 markers.producer_id, markers.epoch, coordinator_epoch, markers.commit, now
             )
             told = partial(self._appended, tp, partition, partition.leader_epoch, markers, future)
             appended = self._services.appender.append_marker(partition, batch, now)
+            if in_log is not None:
+                _note(appended, in_log)
             if appended.done():
                 told(appended)
             else:
                 appended.add_done_callback(told)
         except Exception as e:
             resolve(future, _code(e, tp), None)
-        return future
+            if in_log is not None:
+                resolve(in_log, False, None)
 
-    def _leader(self, tp: TopicPartition) -> Partition:
+    def is_ready(self, tp: TopicPartition, count: int) -> bool:
+        """Whether so many markers can be appended at once, or will never be.  Those of a partition
+        that RDMA producers hold get their turn from whoever holds it."""
+        *heads, queues, held, working = self._services.appender.busy
+        try:
+            return (
+                tp in held
+                or any(tp in table for table in heads)
+                or (
+                    (tp not in queues and tp not in working)
+                    and self.led(tp).has_marker_room(count, self._services.environment.time_ms())
+                )
+            )
+        except (KdirectError, LookupError):
+            return True  # the append is told why
+
+    async def make_ready(self, tp: TopicPartition, count: int) -> None:
+        """Make room for so many markers, or let those finish that are before them."""
+        if any(tp in table for table in self._services.appender.busy):
+            await asyncio.sleep(TURN_S)
+            return
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        try:
+            partition = self.led(tp)
+            work = partial(partition.make_marker_room, count)
+            self._services.files.for_partition(partition, work, partial(resolve, done))
+            await done
+        except Exception as e:  # whatever it is: the appends are told, and the group goes on
+            log.debug("no room for %d markers in %s: %s", count, tp, e)
+            await asyncio.sleep(TURN_S)  # a full disk is not asked again at once
+
+    def led(self, tp: TopicPartition) -> Partition:
+        """A partition that this broker leads.  KdirectError: another one does, or none may append
+        now."""
         replicas = self._services.replicas
         if replicas is None:
             return self._services.topics.partition(tp.topic, tp.partition)
@@ -157,7 +224,7 @@ class TransactionMarkers:
         yet."""
         left = set()
         for tp in markers.partitions:
-            if self._leader_of(tp) == self._node_id:
+            if self.leader_of(tp) == self._node_id:
                 told = self.append(tp, markers, epoch)
                 if told.done() and told.result() == ErrorCode.NONE:
                     continue
@@ -172,24 +239,27 @@ class TransactionMarkers:
         left: set[TopicPartition] = set()
         by_leader: dict[int, list[TopicPartition]] = {}
         for tp in partitions:
-            if self._services.topics.find(tp.topic) is None and self._knows_topics():
-                continue  # it was deleted
-            by_leader.setdefault(self._leader_of(tp), []).append(tp)
+            if self.is_gone(tp):
+                continue
+            by_leader.setdefault(self.leader_of(tp), []).append(tp)
         answers = await asyncio.gather(
             *(self._send(leader, markers, epoch, tps) for leader, tps in by_leader.items())
         )
         for tp, code in (item for answer in answers for item in answer.items()):
-            if code in _FENCED:
+            if code in FENCED:
                 raise NotCoordinatorError(f"{tp} answers {error_kind(code).name} to a marker")
             if code != ErrorCode.NONE:
                 left.add(tp)
         return left
 
-    def _knows_topics(self) -> bool:
+    def is_gone(self, tp: TopicPartition) -> bool:
+        """Was its topic deleted?"""
         membership: Any = self._services.membership
-        return membership is None or membership.metadata.generation >= 0
+        knows = membership is None or membership.metadata.generation >= 0
+        return knows and self._services.topics.find(tp.topic) is None
 
-    def _leader_of(self, tp: TopicPartition) -> int:
+    def leader_of(self, tp: TopicPartition) -> int:
+        """The broker that leads a partition; -1: none does."""
         if self._services.replicas is None:
             return self._node_id
         return int(self._services.cluster.partition(tp).leader)
@@ -204,7 +274,7 @@ class TransactionMarkers:
         failed = dict.fromkeys(tps, int(ErrorCode.NOT_LEADER_OR_FOLLOWER))
         if leader < 0 or self._peers is None:
             return failed
-        request = build(p.WriteTxnMarkersRequest, markers=[_row(markers, epoch, tps)])
+        request = build(p.WriteTxnMarkersRequest, markers=[request_row(markers, epoch, tps)])
         try:
             answer = await self._peers.call(leader, request, timeout_s=CALL_S, version=1)
         except KdirectError as e:
@@ -218,7 +288,20 @@ class TransactionMarkers:
         }
 
 
-def _row(markers: Markers, epoch: int, tps: list[TopicPartition]) -> dict[str, Any]:
+def _note(appended: asyncio.Future[Any], in_log: asyncio.Future[bool]) -> None:
+    """Tell whether an append has put its marker into the log, once it has come to an end."""
+
+    def told(done: asyncio.Future[Any]) -> None:
+        failed = done.cancelled() or done.exception() is not None or done.result().error
+        resolve(in_log, not failed, None)
+
+    if appended.done():
+        told(appended)
+    else:
+        appended.add_done_callback(told)
+
+
+def request_row(markers: Markers, epoch: int, tps: list[TopicPartition]) -> dict[str, Any]:
     topics: dict[str, list[int]] = {}
     for tp in tps:
         topics.setdefault(tp.topic, []).append(tp.partition)

@@ -9,10 +9,12 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from kdirect.broker.coordinator_partition import State
+from kdirect.broker.handlers_attempts import AttemptHandlers
 from kdirect.broker.handlers_enter import EnterHandlers
 from kdirect.broker.handlers_groups import GroupHandlers
 from kdirect.broker.handlers_transactions import TransactionHandlers
 from kdirect.broker.handlers_txn_offsets import TxnOffsetHandlers
+from kdirect.broker.marker_groups import MarkerGroups
 from kdirect.broker.services import Services
 from kdirect.broker.topics import OFFSETS_TOPIC
 from kdirect.broker.transaction_checks import TransactionChecks
@@ -42,13 +44,15 @@ class TransactionRooms:
         markers = TransactionMarkers(services, peers)
         markers.may_append = self._may_append
         markers.completed = self._completed
-        self.coordinator = TransactionCoordinator(services, take_id, markers)
+        marker_groups = MarkerGroups(markers, peers, services.cluster.node_id)
+        self.coordinator = TransactionCoordinator(services, take_id, markers, marker_groups)
         handlers = TransactionHandlers(
-            services, self.coordinator, markers, take_id, self._group_partition
+            services, self.coordinator, marker_groups, take_id, self._group_partition
         )
         self.checks = TransactionChecks(services, handlers, peers)
         self.rooms: list[Any] = [
             handlers,
+            AttemptHandlers(services, self.coordinator.attempts),
             TxnOffsetHandlers(services, groups, self.checks),
             EnterHandlers(services, self.checks, access),
         ]

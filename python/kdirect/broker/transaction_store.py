@@ -11,19 +11,26 @@ broker serves; `read_partition` is file work, and touches nothing that others us
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
 from kdirect.broker.appends import Appends
 from kdirect.broker.state_replication import StateReplication
-from kdirect.broker.state_topic import COMPACTED, Row, StateTopic
+from kdirect.broker.state_topic import COMPACTED, Row, StateTopic, one_batch
 from kdirect.broker.topics import TRANSACTIONS_TOPIC, Registry, Topic
+from kdirect.errors import BatchTooLargeError
 from kdirect.format import transaction_records as records
+from kdirect.format.attempt_records import attempt_id
 from kdirect.format.group_records import partition_of
+from kdirect.format.plain_batch import encode_records
 from kdirect.format.transaction_records import TransactionRecord
 from kdirect.log.partition import Partition
+
+# A commit of many attempts is one record batch, of some 350 bytes for each of them and what their
+# partitions take: enough for a job of twenty thousand tasks.
+COMMIT_BYTES = 16 << 20
 
 
 class LoadedTransaction(NamedTuple):
@@ -61,6 +68,7 @@ class TransactionStore:
         appends: Appends,
         admin: Callable[..., Coroutine[Any, Any, Any]],
     ) -> None:
+        segment_bytes = config["transaction.state.log.segment.bytes"]
         self._state = StateTopic(
             TRANSACTIONS_TOPIC,
             self,
@@ -69,7 +77,10 @@ class TransactionStore:
             configs={
                 **COMPACTED,
                 "compression.type": "uncompressed",
-                "segment.bytes": str(config["transaction.state.log.segment.bytes"]),
+                "max.message.bytes": str(
+                    max(config["message.max.bytes"], min(COMMIT_BYTES, segment_bytes))
+                ),
+                "segment.bytes": str(segment_bytes),
                 "unclean.leader.election.enable": "false",
             },
             topics=topics,
@@ -137,6 +148,11 @@ class TransactionStore:
         """0 while there is no topic."""
         return self._state.partition_count
 
+    def attempt_id(self, identity: str, slot: int) -> str:
+        """The transactional id of an attempt, which the partition of its identity keeps."""
+        self.index_of(identity)
+        return attempt_id(identity, slot, self._count)
+
     def index_of(self, name: str) -> int:
         """The partition that keeps a transactional id, in the topic that there is, or was last, or
         that will be made."""
@@ -170,3 +186,29 @@ class TransactionStore:
                 self._table.records[name] = record
 
         return self._state.change(partial(partition_of, name), rows, remember)
+
+    def save_many(
+        self, changed: Sequence[tuple[str, TransactionRecord]]
+    ) -> asyncio.Future[Partition | None]:
+        """The same of several ids that one partition keeps, as one record batch: all of it is in
+        the log, or nothing.  FormatError as `save`; BatchTooLargeError, which is one, too."""
+        rows = [
+            (records.transaction_key(name), records.transaction_value(record))
+            for name, record in changed
+        ]
+        index_of = partial(partition_of, changed[0][0])
+        if count := self._state.partition_count:
+            most = self._state.partition(index_of(count)).kernel.max_message_bytes
+            size = len(encode_records(rows, 0))
+            if size > most:
+                raise BatchTooLargeError(
+                    f"{len(rows)} records of {TRANSACTIONS_TOPIC} have {size} bytes as one batch;"
+                    f" {most} are allowed",
+                    hint=f"raise max.message.bytes of {TRANSACTIONS_TOPIC}, or write with fewer"
+                    " tasks",
+                )
+
+        def remember() -> None:
+            self._table.records.update(changed)
+
+        return self._state.change(index_of, [*rows], remember, encode=one_batch)

@@ -34,6 +34,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
+from kdirect.format.attempt_records import AttemptTag
 from kdirect.format.error_codes import ErrorCode
 from kdirect.format.transaction_records import (
     NO_EPOCH,
@@ -45,6 +46,9 @@ from kdirect.model import TopicPartition
 
 EPOCH_BUMPS = 2  # the transaction version whose clients have a new epoch for each transaction
 LAST_EPOCH = 0x7FFE  # the highest that a producer is given; one more is for a fence, and nobody's
+# How long an id of an attempt (`kdirect.broker.attempts`) is remembered after the time that it may
+# take: each batch job has ids of its own, which nobody uses again.
+ATTEMPT_EXPIRATION_MS = 3_600_000
 _PREPARED = (State.PREPARE_COMMIT, State.PREPARE_ABORT)
 _AT_REST = (State.EMPTY, State.COMPLETE_COMMIT, State.COMPLETE_ABORT)
 
@@ -93,9 +97,11 @@ class Entry:
 
 @dataclass(slots=True)
 class Transactions:
-    """See the module."""
+    """See the module.  `told_free(transactional id, tag)`: that of an attempt has ended, or was
+    forgotten."""
 
     entries: dict[str, Entry] = field(default_factory=dict)
+    told_free: Callable[[str, AttemptTag], None] = lambda name, tag: None
 
     # -- InitProducerId ----------------------------------------------------------------------------
 
@@ -264,6 +270,8 @@ class Transactions:
             return Reply(ErrorCode.CONCURRENT_TRANSACTIONS)
         if entry.pending is not None:
             return Reply(ErrorCode.CONCURRENT_TRANSACTIONS)
+        if old.attempt is not None:  # its identity ends it, with others
+            return Reply(ErrorCode.INVALID_TXN_STATE)
         if old.state is State.ONGOING:
             return self._prepare(name, old, commit, version, now_ms, new_id)
         if old.state in _PREPARED:
@@ -348,7 +356,7 @@ class Transactions:
             if entry.pending is None
             and entry.record is not None
             and entry.record.state in _AT_REST
-            and entry.record.updated_ms <= now_ms - expiration_ms
+            and entry.record.updated_ms <= now_ms - _kept_ms(entry.record, expiration_ms)
         ]
         return [self._write(name, None, Reply(ErrorCode.NONE)) for name in old]
 
@@ -357,6 +365,10 @@ class Transactions:
     def _find(self, name: str) -> tuple[Entry, TransactionRecord | None]:
         entry = self.entries.get(name)
         return (entry, entry.record) if entry is not None else (Entry(), None)
+
+    def change(self, name: str, record: TransactionRecord, reply: Reply) -> Write:
+        """For `kdirect.broker.attempts`: the record of an entry that has nothing pending."""
+        return self._write(name, record, reply)
 
     def _write(self, name: str, record: TransactionRecord | None, reply: Reply) -> Write:
         write = Write(name, record, reply)
@@ -370,8 +382,10 @@ class Transactions:
             return None  # given up meanwhile
         if write.record is None:
             del self.entries[write.transactional_id]
+            self._tell_free(write.transactional_id, entry.record)
             return None
         entry.record, entry.pending = write.record, None
+        self._tell_free(write.transactional_id, write.record)
         return _prepared(write.transactional_id, write.record)
 
     def failed(self, write: Write) -> None:
@@ -380,8 +394,13 @@ class Transactions:
         if entry is None or entry.pending is not write:
             return
         entry.pending = None
+        self._tell_free(write.transactional_id, entry.record)
         if entry.record is None:
             del self.entries[write.transactional_id]
+
+    def _tell_free(self, name: str, record: TransactionRecord | None) -> None:
+        if record is not None and record.attempt is not None and record.state in _AT_REST[1:]:
+            self.told_free(name, record.attempt)
 
     def install(self, name: str, record: TransactionRecord) -> Markers | None:
         """What was read from the log, when this broker became the coordinator.  The markers that
@@ -393,6 +412,13 @@ class Transactions:
         """Another broker coordinates these ids."""
         for name in [name for name in self.entries if is_gone(name)]:
             del self.entries[name]
+
+
+def _kept_ms(record: TransactionRecord, expiration_ms: int) -> int:
+    """How long an id is remembered after it was used."""
+    if record.attempt is None:
+        return expiration_ms
+    return min(expiration_ms, record.timeout_ms + ATTEMPT_EXPIRATION_MS)
 
 
 def _may_be(old: TransactionRecord, producer_id: int, epoch: int) -> bool:

@@ -67,10 +67,11 @@ from kdirect.log.kernel cimport (
     COMMIT_INVALID_TXN_STATE, COMMIT_NO_SPACE, COMMIT_UNVERIFIED_TRANSACTION,
     COMMIT_WRONG_POSITION, CommitKernel, commit_result)
 from kdirect.log.replica_marks cimport disk_holds
-from kdirect.machine cimport kd_now_ns, kd_pause, kd_wall_ns
+from kdirect.machine cimport kd_now_ns, kd_wall_ns
 from kdirect.rdma.contract cimport (
     WC_LOC_LEN_ERR, WC_RECV, WC_RECV_RDMA_WITH_IMM, WC_SUCCESS, CompletionQueue, QueuePair,
     work_completion)
+from kdirect.spin cimport kd_spin
 
 import logging
 from kdirect.broker.reasons import Reason
@@ -90,8 +91,7 @@ cdef extern from *:
     int kd_flag(uint8_t* p) nogil
 
 cdef enum:
-    # Acknowledge within a batch after so much work, so that the producer refills while the rest is
-    # checked.
+    # Acknowledge within a batch after so much work: the producer refills while the rest is checked.
     ACK_AFTER_BYTES = 65536
 
 
@@ -634,7 +634,7 @@ cdef class ProduceWorker(OffsetTables):
                             spin_until = now if self._crowded() else now + self._spin_ns
                         elif now >= spin_until:
                             break
-                        kd_pause()
+                        kd_spin(now + self._spin_ns - spin_until)
                     if self._has_news():
                         break
             if self._has_news():

@@ -94,18 +94,28 @@ class Commits:
     def _finish_direct(self) -> None:
         """Have what was committed one-sidedly answered, or made once more over TCP."""
         for i, (sent, offsets) in enumerate(self._sent):
-            if isinstance(sent, DirectCommit) and not sent.succeeded():
+            if isinstance(sent, DirectCommit):
                 try:
-                    self._membership.commit(offsets)
-                    sent.made_over_tcp()
+                    if not self._counts(sent, offsets, self._direct.deadline()):
+                        sent.made_over_tcp()
                 except KdirectError as e:
                     self._sent[i] = e, offsets
 
+    def _counts(
+        self, direct: DirectCommit | None, offsets: dict[TopicPartition, int], until: float
+    ) -> bool:
+        """Did it succeed one-sidedly?  Else (False) it was made once more over TCP, in what time is
+        left.  BrokerError when that is refused."""
+        if direct is not None and direct.succeeded(self._direct.share_ms(until)):
+            return True
+        self._membership.commit(offsets, self._direct.left_ms(until))
+        return False
+
     def commit(self, offsets: dict[TopicPartition, int]) -> None:
-        """Commit and wait for the answer.  BrokerError when it is refused.  None is under way."""
-        direct = self._direct.begin(offsets)
-        if direct is None or not direct.succeeded():
-            self._membership.commit(offsets)
+        """Commit and wait for the answer, request.timeout.ms at most, whichever ways it takes.
+        BrokerError when it is refused.  None is under way."""
+        until = self._direct.deadline()
+        self._counts(self._direct.begin(offsets, until), offsets, until)
         self._committed.update(offsets)
 
     def settle(self, on_commit: OnCommit | None, *, wait: bool = False) -> None:
@@ -121,8 +131,7 @@ class Commits:
                 if isinstance(sent, KdirectError):
                     raise sent
                 if isinstance(sent, DirectCommit):
-                    if not sent.succeeded():
-                        self._membership.commit(offsets)
+                    self._counts(sent, offsets, self._direct.deadline())
                 else:
                     self._check(sent, offsets)
                 self._committed.update({tp: o for tp, o in offsets.items() if tp in self._reading})

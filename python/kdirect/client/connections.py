@@ -15,12 +15,14 @@ import os
 import threading
 import weakref
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from kdirect.client.admin import Admin
 from kdirect.client.cold_places import ColdPlace, Wanted, locate
 from kdirect.client.cold_stores import ColdStores
 from kdirect.client.reader import ParkedReaders
+from kdirect.client.record_counts import CountWanted, counts
 from kdirect.client.two_sided import FRAME_BYTES, MessageConnection
 from kdirect.client.watermarks import Watermarks
 from kdirect.errors import ClosedError
@@ -144,7 +146,7 @@ class SharedConnections:
         return watermarks.of(tps, topic_ids)
 
     def locate(
-        self, ranges: Mapping[TopicPartition, tuple[int, int]]
+        self, ranges: Mapping[TopicPartition, tuple[int, int]], *, afresh: bool
     ) -> dict[TopicPartition, tuple[ColdPlace, ...]]:
         """See `Handle.locate`."""
         stores = self.cold_stores
@@ -156,7 +158,7 @@ class SharedConnections:
             and not stores.is_refused(tp.topic)
             # What the broker had itself is not asked for again, or each micro-batch would ask.  If
             # it is cold by now, whoever reads it finds out.
-            and (stores.prefers_cold or start < self._local_starts.get(tp, start + 1))
+            and (afresh or stores.prefers_cold or start < self._local_starts.get(tp, start + 1))
         }
         while wanted:
             views, _ = locate(
@@ -264,14 +266,34 @@ class Handle:
         return self._shared.cold_stores
 
     def locate(
-        self, ranges: Mapping[TopicPartition, tuple[int, int]]
+        self, ranges: Mapping[TopicPartition, tuple[int, int]], *, afresh: bool = False
     ) -> dict[TopicPartition, tuple[ColdPlace, ...]]:
         """Where the records of each partition lie from the first offset up to the second: the
         objects of remote storage that may be read past the broker, in order; what follows them the
-        broker has itself.  Signed URLs are credentials, and objects that need one are left out.
-        Raises what the broker cannot be asked with."""
+        broker has itself, or had when it was last asked, unless it is to be asked `afresh`.  Signed
+        URLs are credentials, and objects that need one are left out.  Raises what the broker cannot
+        be asked with."""
         self.check()
-        return self._shared.locate(ranges)
+        return self._shared.locate(ranges, afresh=afresh)
+
+    def count_records(
+        self,
+        wanted: Iterable[CountWanted],
+        *,
+        topic_ids: Mapping[str, str] = MappingProxyType({}),
+    ) -> dict[CountWanted, int]:
+        """How many records each range of offsets has, of those of which the brokers know it without
+        reading them (with read_committed: where no batch of a transaction is in the range).
+        `topic_ids`: of the topics that are meant."""
+        self.check()
+        settings = self.settings
+        return counts(
+            self.cluster,
+            wanted,
+            topic_ids,
+            committed_only=settings["isolation.level"] == "read_committed",
+            timeout_ms=settings["request.timeout.ms"],
+        )
 
     def remember_places(self, places: Iterable[ColdPlace]) -> None:
         """`locate`, in whatever process, has found these: whoever reads there does not ask."""

@@ -365,6 +365,8 @@ class Consumer(ConsumerUpkeep):
                 elif told:
                     self._empty_since = None
                 now = self._environment.monotonic()
+            elif not spun:
+                os.sched_yield()  # who brings the next record may want this very processor
             began = now
 
     # -- offsets -----------------------------------------------------------------------------------

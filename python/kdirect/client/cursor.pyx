@@ -75,6 +75,21 @@ cdef class Cursor:
         decoded before stays in the decoder."""
         return self.c_read(None, decoder, wait_ms, False)
 
+    def fill_decoder_once(self, ArrowDecoder decoder not None, double wait_ms=0):
+        """Feed `decoder` with what is at hand, or else with what one request brings; False when
+        nothing more is readable.  `fill_decoder` asks again before it lets a decoder go that is not
+        full, and waits."""
+        cdef int moved = MOVED
+        if self.c_take(None, decoder) <= 0:
+            moved = self.c_advance(wait_ms)
+            if moved == ENDED:
+                return self.c_read(None, decoder, 0, False)
+            if moved == NOTHING or self.c_take(None, decoder) <= 0:
+                return moved != NOTHING
+        if decoder.next_offset > self.next_offset:
+            self.next_offset = decoder.next_offset
+        return True
+
     def advance(self, double wait_ms=0):
         """Bring more bytes, also by a request to the broker; False when nothing more is readable
         now."""

@@ -73,6 +73,7 @@ class DirectFetcher:
         self._cursors: dict[TopicPartition, DirectCursor] = {}
         self._retired_reads = 0
         self._retired_read_bytes = 0
+        self._retired_wait_ns = 0
 
     def __contains__(self, tp: TopicPartition) -> bool:
         return tp in self._cursors
@@ -277,6 +278,25 @@ class DirectFetcher:
             if cursor.slot_index >= 0 and not cursor.stream.sealed:
                 cursor.stream.take_slot(self._slots, cursor.slot_index, self._committed_only)
 
+    def news(self) -> list[TopicPartition] | None:
+        """`refresh`, but of the slots alone that have changed since the last call, whose partitions
+        are returned.  None if one of them has come to an end (see `stale`)."""
+        if self._slots is None or not (changed := self._slots.changed(fresh=True)):
+            return []
+        of_slot = {cursor.slot_index: cursor for cursor in self._cursors.values()}
+        out = []
+        for index in changed:
+            cursor = of_slot.get(index)
+            if cursor is None:
+                continue
+            stream = cursor.stream
+            if not stream.sealed:
+                stream.take_slot(self._slots, index, self._committed_only)
+            if stream.sealed or stream.outgrown or stream.revoked:
+                return None
+            out.append(cursor.tp)
+        return out
+
     def changed(self, *, fresh: bool) -> list[int]:
         """The slots that changed since the last call: see `SlotTable.changed`."""
         return self._slots.changed(fresh=fresh) if self._slots is not None else []
@@ -307,6 +327,7 @@ class DirectFetcher:
         self._leave_slot(cursor)
         self._retired_reads += cursor.stream.reads
         self._retired_read_bytes += cursor.stream.read_bytes
+        self._retired_wait_ns += cursor.stream.wait_ns
         cursor.forgotten()
         file_id: int = cursor.stream.file_id
         return file_id
@@ -331,6 +352,7 @@ class DirectFetcher:
         return {
             "reads": self._retired_reads + sum(s.reads for s in streams),
             "read_bytes": self._retired_read_bytes + sum(s.read_bytes for s in streams),
+            "read_wait_us": (self._retired_wait_ns + sum(s.wait_ns for s in streams)) // 1000,
             "slot_reads": self._slots.reads if self._slots else 0,
             "slot_read_bytes": self._slots.read_bytes if self._slots else 0,
             "torn_slot_reads": self._slots.torn if self._slots else 0,

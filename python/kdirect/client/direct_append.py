@@ -16,7 +16,7 @@ import enum
 import logging
 import math
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 from kdirect.client.broker_link import BrokerLink
 from kdirect.client.direct_write import (
@@ -33,6 +33,7 @@ from kdirect.client.transaction_entry import (
     NO_FILE,
     Entry,
     EntryAnswer,
+    answers_of,
     enter_transaction,
     has_entered,
     may_leave,
@@ -60,6 +61,7 @@ log = logging.getLogger("kdirect.client")
 AHEAD_WITHIN_S = 5.0
 RELEASE_WAIT_MS = 500  # for the answer to a release; the broker acts on it all the same
 REFUSED_WAIT_MS = 1000  # for the answers to what was sent after a refused request
+ENTRY_WAIT_MS = 10.0  # for a leader that is asked to let a transaction in, at each call
 MODES = {  # the values of rdma.produce
     "exclusive": layout.PRODUCE_EXCLUSIVE,
     "shared": layout.PRODUCE_SHARED,
@@ -98,6 +100,34 @@ class Answers(enum.Enum):
     ENDED = "ended"  # some will not come from this appender
 
 
+class Asked(NamedTuple):
+    """A leader is asked to let a transaction, of this number, into the partitions of these
+    appenders.  Each of them has this very tuple until the answer is taken in."""
+
+    number: int
+    pending: Pending
+    entries: dict[DirectAppender, Entry]
+
+    def is_stale(self, appender: DirectAppender) -> bool:
+        """Does the answer say nothing of what this appender would write to now?  Its file is
+        another one, or ends, or its batches go on with another sequence."""
+        return appender.entry != self.entries[appender]
+
+    def leave(self) -> None:
+        """No appender waits for the answer any more."""
+        for appender in self.entries:
+            if appender._entering is self:
+                appender._entering = None
+
+    def give_up(self) -> None:
+        """Nobody wants the answer, which is dropped when it comes."""
+        self.leave()
+        try:
+            self.pending.result(0)
+        except KdirectError as e:
+            log.debug("a transaction that was to be let in: %s", e)
+
+
 class DirectAppender:
     """See the module.
 
@@ -125,6 +155,7 @@ class DirectAppender:
         self.tp = tp
         self._transaction = transaction
         self._entered = -1  # the number of the transaction that the leader was told of
+        self._entering: Asked | None = None  # what it has not answered, or nobody has taken in
         # Those of other partitions of the same leader that are to be written in the transaction.
         self.companions: Callable[[], Iterable[DirectAppender]] = lambda: ()
         self.link = link
@@ -166,8 +197,8 @@ class DirectAppender:
     # -- sending -----------------------------------------------------------------------------------
 
     def submit(self, data: Any, records: int, tag: Any, deadline: float) -> Sending:
-        """Send a request; waits for room until the deadline.  DeliveryError when it can never be
-        taken."""
+        """Send a request; waits for room until the deadline, but for the leader to let a
+        transaction in only a moment.  DeliveryError when it can never be taken."""
         if len(data) > self._max_request_bytes:
             self._refuse_too_large(len(data))
         while True:
@@ -198,17 +229,36 @@ class DirectAppender:
 
     def _enter_transaction(self, deadline: float) -> bool:
         """Have the leader take batches of the transaction, and in the same request those of other
-        partitions that it leads; False: not by the deadline."""
+        partitions that it leads; False: not yet.  Callers hold the producer's lock, so this waits a
+        moment only, and the next call, for whichever of the partitions, takes the answer in."""
         assert self._transaction is not None
-        asked = {a: a.entry for a in (self, *self.companions())}
-        answers = enter_transaction(self.channel, self._transaction, list(asked.values()), deadline)
-        own = asked.pop(self)
-        for appender, entry in asked.items():
+        number = self._transaction.number
+        asked = self._entering
+        if asked is not None and (asked.number != number or asked.is_stale(self)):
+            asked.give_up()
+            asked = None
+        if asked is None:
+            entries = {a: a.entry for a in (self, *self.companions())}
+            pending = enter_transaction(self.channel, self._transaction, list(entries.values()))
+            asked = Asked(number, pending, entries)
+            for appender in entries:
+                appender._entering = asked
+        left_ms = (deadline - self._monotonic()) * 1000
+        if not asked.pending.wait(max(0.0, min(ENTRY_WAIT_MS, left_ms))):
+            return False
+        if self._entering is not asked:  # a signal handler has come in between, and was faster
+            return self.entered
+        others = [a for a in asked.entries if a._entering is asked and a is not self]
+        asked.leave()
+        answers = answers_of(asked.pending.result(0))
+        for appender in others:
+            entry = asked.entries[appender]
             try:
-                appender._take_entry(entry, answers.get(entry.tp))
+                if not asked.is_stale(appender):
+                    appender._take_entry(entry, answers.get(entry.tp))
             except KdirectError as e:  # it asks itself, and then says what is the matter
                 log.debug("%s: %s", entry.tp, e)
-        return self._take_entry(own, answers.get(self.tp))
+        return self._take_entry(asked.entries[self], answers.get(self.tp))
 
     @property
     def entry(self) -> Entry:
@@ -524,6 +574,7 @@ class DirectAppender:
         """Give access back, then free the memory: until the broker has answered it may write into
         the ring, and a WRITE into one that is gone would break the queue pair.  Where it does not
         answer, the ring goes with the channel."""
+        self._entering = None
         if self.channel.closed or self._release():
             self.writer.close()
         else:

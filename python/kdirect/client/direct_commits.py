@@ -38,12 +38,11 @@ RING_ENTRIES = 4 * layout.OFFSETS_CELLS
 class DirectCommit:
     """One commit that was posted: `done`, then `succeeded` says whether it counts for certain."""
 
-    __slots__ = ("_number", "_outcome", "_timeout_ms", "_writer")
+    __slots__ = ("_number", "_outcome", "_writer")
 
-    def __init__(self, writer: CommitWriter, number: int, timeout_ms: float) -> None:
+    def __init__(self, writer: CommitWriter, number: int) -> None:
         self._writer = writer
         self._number = number
-        self._timeout_ms = timeout_ms
         self._outcome: bool | None = None
 
     @property
@@ -51,11 +50,10 @@ class DirectCommit:
         """The answer is here, or there will be none: `succeeded` does not wait."""
         return self._outcome is not None or self._writer.is_answered(self._number)
 
-    def succeeded(self) -> bool:
-        """Wait for the answer, for as long as a request may take.  False: it was refused, or nobody
-        knows."""
+    def succeeded(self, timeout_ms: float) -> bool:
+        """Wait for the answer for so long.  False: it was refused, or nobody knows."""
         if self._outcome is None:
-            self._outcome = self._writer.wait(self._number, self._timeout_ms) == 0
+            self._outcome = self._writer.wait(self._number, timeout_ms) == 0
             if not self._outcome:  # what comes after it must not overtake it
                 self._writer.end()
         return self._outcome
@@ -76,6 +74,7 @@ class DirectCommits:
         self._enabled = settings["transport"] != "tcp"
         self._spin_us: int = settings["spin.us"]
         self._timeout_ms: float = settings["request.timeout.ms"]
+        self._monotonic = session.environment.monotonic
         self._channel: Channel | None = None
         self._writer: CommitWriter | None = None
         self._generation = -1  # of the last commit
@@ -84,30 +83,48 @@ class DirectCommits:
         self.commits = 0
         self._in_cells: list[DirectCommit | None] = [None] * layout.OFFSETS_CELLS
 
-    def begin(self, offsets: dict[TopicPartition, int]) -> DirectCommit | None:
-        """Post a commit; None where it has to be made over TCP."""
+    def deadline(self) -> float:
+        """Until when a commit that begins now may take, in both ways together (monotonic s)."""
+        return self._monotonic() + self._timeout_ms / 1000
+
+    def left_ms(self, until: float) -> float:
+        """What is left of the time of a commit."""
+        return max(0.0, (until - self._monotonic()) * 1000)
+
+    def share_ms(self, until: float) -> float:
+        """What an answer here may take of it: half of what is left, so that TCP has as much."""
+        return self.left_ms(until) / 2
+
+    def begin(
+        self, offsets: dict[TopicPartition, int], until: float | None = None
+    ) -> DirectCommit | None:
+        """Post a commit; None where it has to be made over TCP.  What has to be answered first
+        takes a part of the time `until` then (default: `deadline`)."""
+        until = self.deadline() if until is None else until
         generation = self._membership.generation
         writer = self._writer
         if writer is None or writer.ended or self._is_another(generation):
-            writer = self._next_writer(generation)
+            writer = self._next_writer(generation, until)
             if writer is None:
                 return None
         cell = writer.posted % layout.OFFSETS_CELLS
         before = self._in_cells[cell]
         if before is not None:
-            before.succeeded()  # its answer, before the cell holds another commit
+            before.succeeded(
+                self.share_ms(until)
+            )  # its answer, before the cell holds another commit
         number = writer.post(offsets)
         if number < 0:
             return None
         self.commits += 1
-        commit = self._in_cells[cell] = DirectCommit(writer, number, self._timeout_ms)
+        commit = self._in_cells[cell] = DirectCommit(writer, number)
         return commit
 
     def _is_another(self, generation: int) -> bool:
         """Is it another generation, or are other partitions assigned, than at the last commit?"""
         return (generation, self._membership.rebalances) != (self._generation, self._rebalances)
 
-    def _next_writer(self, generation: int) -> CommitWriter | None:
+    def _next_writer(self, generation: int, until: float) -> CommitWriter | None:
         """The slot of this generation, asked for; None while there is none."""
         if not self._enabled or generation < 0 or not self._membership.is_member:
             return None
@@ -122,7 +139,7 @@ class DirectCommits:
             return None
         self._in_cells = [None] * layout.OFFSETS_CELLS
         try:
-            self._writer = self._open(generation)
+            self._writer = self._open(generation, until)
         except KdirectError as e:
             log.debug("group %s commits over TCP: %s", self._membership.group_id, e)
             self.close()
@@ -130,7 +147,7 @@ class DirectCommits:
             self._refused = generation
         return self._writer
 
-    def _open(self, generation: int) -> CommitWriter | None:
+    def _open(self, generation: int, until: float) -> CommitWriter | None:
         partitions = self._reading.partitions
         membership = self._membership
         connection = membership.coordinator()
@@ -168,7 +185,8 @@ class DirectCommits:
                 ack_address=ring.address,
                 ack_rkey=ring.rkey,
                 ack_entries=RING_ENTRIES,
-            )
+            ),
+            self.share_ms(until),
         )
         if answer.error_code:
             raise access_error(answer.error_code, answer.error_message, "a commit slot")

@@ -50,10 +50,11 @@ from kdirect.client.ack_ring cimport AckRing, ack_t
 from kdirect.client.idempotence cimport ProducerIdentity, add_one, mark_transactional
 from kdirect.client.reservation cimport BEYOND_FILE, RESERVED, Reservation
 from kdirect.client.send_buffer cimport SendBuffer, request_t
-from kdirect.machine cimport kd_now_ns, kd_pause, kd_wall_ns
+from kdirect.machine cimport kd_now_ns, kd_wall_ns
 from kdirect.format.batch cimport encode_single, encode_single_around
 from kdirect.format.layout cimport ACK_FLAG_RECALLED, ACK_FLAG_REVOKED
 from kdirect.rdma.contract cimport WC_RETRY_EXC_ERR, MemoryRegion, QueuePair
+from kdirect.spin cimport kd_spin
 from kdirect.wire.ack_router cimport AckRouter
 from kdirect.rdma.credit_ring cimport POSTED, QUEUE_FULL, source_t, target_t
 from kdirect.wire.produce_ring cimport ProduceRing, large_value_t, request_imm
@@ -636,7 +637,7 @@ cdef class FileWriter(ProduceRing):
                 until = now + spin_ns
             if now >= until:
                 return
-            kd_pause()
+            kd_spin(spin_ns - (until - now))
 
     def unacknowledged(self):
         """[(bytes, records, tag)] of the requests not answered, in order."""

@@ -41,6 +41,7 @@ cdef class FileStream:
     cdef uint64_t _min_read, _max_read, _max_buffer, _max_batch
     cdef readonly uint64_t read_size       # of the next READ
     cdef readonly uint64_t reads, read_bytes
+    cdef readonly int64_t wait_ns          # for their completions
     cdef readonly int64_t high_watermark, last_stable_offset, log_start_offset
     cdef readonly int leader_epoch
     cdef readonly bint revoked             # the slot says that access ended

@@ -23,7 +23,7 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t, uintptr_
 from libc.string cimport memcpy, memmove
 
 from kdirect.client.read_work cimport (
-    READ_FAILED, READS_AHEAD, c_read_pieces, check_location, raise_read)
+    READ_FAILED, READS_AHEAD, c_read_pieces, check_location, now_ns, raise_read)
 from kdirect.client.slot_table cimport SlotTable, slot_t
 from kdirect.format.batch cimport BATCH_OK, batch_info, parse_batch_header
 from kdirect.format.chain cimport (
@@ -358,6 +358,7 @@ cdef class FileStream:
         cdef uint64_t want, kept, piece, room, need = 0
         cdef uint32_t status = 0
         cdef int rc
+        cdef int64_t began
         cdef batch_info info
         if unread <= 0:
             return 0
@@ -374,8 +375,10 @@ cdef class FileStream:
         want = self.read_size
         if need > kept and need - kept > want:
             want = need - kept
-        if want > <uint64_t> unread:
+        # A short rest comes with it: another READ, and another turn of whoever reads, costs more.
+        if want + want // 2 > <uint64_t> unread and <uint64_t> unread <= self._max_read:
             want = <uint64_t> unread
+        want = min(want, <uint64_t> unread)
         if self._view is not None:
             with nogil:
                 rc = self._qp.c_read_in_place(
@@ -392,11 +395,13 @@ cdef class FileStream:
         want = self._make_room(kept, want, need)
         if want == 0:
             return 0
+        began = now_ns()
         with nogil:
             rc = c_read_pieces(
                 self._qp, self._cq, self._buffer.address + self._hi, self._buffer.lkey, want,
                 <uint32_t> piece, self._address + <uint64_t> self.position + kept, self._rkey,
                 &status)
+        self.wait_ns += now_ns() - began
         if rc != 0:
             raise_read(rc, status, f"READ of {self.name}")
         self._arrived(want, (want + piece - 1) // piece, unread)
@@ -456,6 +461,7 @@ cdef class FileStream:
         return {
             "reads": self.reads,
             "read_bytes": self.read_bytes,
+            "read_wait_us": self.wait_ns // 1000,
             "read_size": self.read_size,
             "buffer_bytes": self._capacity,
         }

@@ -37,6 +37,7 @@ from kdirect.client.direct_append import (
     Sync,
 )
 from kdirect.client.direct_write import NO_ROOM_BUFFER, NO_ROOM_FILE, SENT, SENT_AND_ASK
+from kdirect.client.lost_broker import LOST, has_moved
 from kdirect.client.machine_driver import IDLE, OVER_RDMA, MachineDriver, Outcome
 from kdirect.client.partition_writer import (
     Closing,
@@ -65,6 +66,7 @@ from kdirect.wire.connection import Pending
 log = logging.getLogger("kdirect.client")
 
 LEAVE_WAIT_MS = 500  # for a leader that is told of the end of a transaction
+REACH_PAUSE_S = 0.1  # between two attempts to open a way, which wait for connect.timeout.ms each
 SYNC_WAIT_MS = 10  # for the acknowledgement of a record, with the producer's lock held
 
 
@@ -85,8 +87,9 @@ class ProduceDriver(MachineDriver):
     ) -> None:
         """Send one request of whole batches, through whatever it takes.  Waits for room, not for
         the answer: BufferFullError when there is none within `room_ms` (None: the delivery
-        timeout), or, if not `patient`, as soon as the partition cannot be written for now.
-        DeliveryError when the request can never be taken.  Neither has an outcome."""
+        timeout, which also bounds the wait for a broker that was reached before and is away), or,
+        if not `patient`, as soon as the partition cannot be written for now.  DeliveryError when
+        the request can never be taken.  Neither has an outcome."""
         waits_ms = self.timeout_ms if room_ms is None else room_ms
         deadline = self._monotonic() + waits_ms / 1000
         until_written = deadline if patient else 0.0
@@ -101,7 +104,11 @@ class ProduceDriver(MachineDriver):
                 self._feed(p, DirectWanted())
             appender = p.appender
             if appender is None:
-                self._make_way(p, until_written)
+                try:
+                    self._make_way(p, until_written)
+                except KdirectError as e:
+                    if room_ms is not None or not self._waits_for_broker(e, deadline):
+                        raise
                 continue
             if writer.backlog and not self._resend(p, until_written):
                 self._require_time(tp, until_written)
@@ -219,6 +226,19 @@ class ProduceDriver(MachineDriver):
         else:
             self._need(p)
 
+    def _waits_for_broker(self, why: KdirectError, deadline: float) -> bool:
+        """Wait a moment for a broker that a way could not be opened to: it was reached before, so
+        it may come back.  False if it never was, or at the deadline."""
+        left_s = deadline - self._monotonic()
+        may_pass = isinstance(why, LOST) or has_moved(why)
+        if not may_pass or self._closed or left_s <= 0:
+            return False
+        if not self.session.cluster.has_reached("control"):
+            return False
+        log.info("waiting for a broker that is away: %s", why)
+        self._environment.sleep(min(REACH_PAUSE_S, left_s))
+        return True
+
     def _need(self, p: WrittenPartition, timeout_ms: float | None = None) -> None:
         """Open a way to a partition that has none, and that is to be written."""
         try:
@@ -287,9 +307,22 @@ class ProduceDriver(MachineDriver):
         return sum(p.in_flight for p in self._partitions.values())
 
     @property
-    def unsent(self) -> bool:
-        """Is there a request that goes on its way only when somebody looks for outcomes?"""
-        return any(p.unsent for p in self._partitions.values())
+    def wants_look(self) -> bool:
+        """Is there a request that goes on its way, or a head that is given back, only when somebody
+        looks for outcomes?"""
+        return any(p.unsent or p.writer.state is State.LEAVING for p in self._partitions.values())
+
+    def needs_no_look(self, tp: TopicPartition) -> bool:
+        """Is everything sent to `tp` under way over RDMA, so that its outcomes may wait for the
+        caller's next call?"""
+        p = self._partitions.get(tp)
+        return p is not None and p.writer.state is State.DIRECT and not p.unsent
+
+    def is_let_in(self, tp: TopicPartition) -> bool:
+        """Does nothing wait for a leader that is asked to let the transaction into `tp`?"""
+        p = self._partitions.get(tp)
+        appender = p.appender if p is not None else None
+        return not isinstance(appender, DirectAppender) or appender.entered
 
     def wait_answered(self, timeout_ms: float) -> bool:
         """Wait until everything sent is answered, at most about `timeout_ms`; True when it is.

@@ -49,7 +49,7 @@ from kdirect.client.producer_batches import SLICE_MS, TURN_S
 from kdirect.client.producer_transactions import ProducerTransactions
 from kdirect.client.run_partition import RunPartitions
 from kdirect.client.send_columns import ColumnEncoder
-from kdirect.errors import KdirectError
+from kdirect.errors import BufferFullError, KdirectError
 from kdirect.model import TopicPartition
 from kdirect.options import CLIENT
 
@@ -97,6 +97,7 @@ class Producer(ProducerTransactions):
             self._keys,
             self._block_ms,
             self._send_gathered,
+            self._look_soon,
         )
         self._choose = self._runs.choose
         self._columns = ColumnEncoder(
@@ -273,7 +274,7 @@ class Producer(ProducerTransactions):
                     self._send_columns(tp, columns, now, on_delivery)
             finally:
                 self._named.clear()
-            if self._driver.unsent:
+            if self._driver.wants_look:
                 self._wake_thread(sent=True)
         self._resolve_futures()
         return int(data.num_rows)
@@ -281,8 +282,10 @@ class Producer(ProducerTransactions):
     def _send_columns(
         self, tp: TopicPartition, columns: dict[str, Any], now: int, on_delivery: Any
     ) -> None:
-        if tp in self._open:
-            self._send_batches(self._open[tp], self._delivery_s * 1000)
+        until, number = self._monotonic() + self._delivery_s, self._transaction_number
+        while tp in self._open and not self._send_batches(self._open[tp], self._delivery_s * 1000):
+            if not self._waits_to_enter(tp, number, until):
+                break
         self._enter(tp)
         for batch in self._columns.encode(columns, now):
             tag = None
@@ -296,9 +299,19 @@ class Producer(ProducerTransactions):
                     0,
                     on_delivery,
                 )
-            self._driver.send(tp, batch.data, batch.records_count, tag)
+            self._send_encoded(tp, batch, tag)
             if tag is not None:
                 self._sent.append(tag)
+
+    def _send_encoded(self, tp: TopicPartition, batch: Any, tag: Any) -> None:
+        until, number = self._monotonic() + self._delivery_s, self._transaction_number
+        while True:
+            try:
+                self._driver.send(tp, batch.data, batch.records_count, tag)
+                return
+            except BufferFullError:
+                if not self._waits_to_enter(tp, number, until):
+                    raise
 
     def _send_tagged(self, tp: TopicPartition, value: Any, key: Any, stamp: int, sink: Any) -> bool:
         """Send one record at once, and remember whom to tell.  False: it was not taken, and nothing

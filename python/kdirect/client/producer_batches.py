@@ -114,8 +114,11 @@ class ProducerBatches:
         self._held += size
         self._open[tp] = gathering
         if filled >= self._batch_bytes or at_once:
-            self._send_batches(gathering, float(self._block_ms), patient=False)
-            self._wake_thread(sent=True)
+            sent = self._send_batches(gathering, float(self._block_ms), patient=False)
+            if not (sent and at_once and self._driver.needs_no_look(tp)):
+                self._wake_thread(sent=True)
+            elif len(self._sent) & 127 == 0:
+                self._take_outcomes()
         else:
             self._wake_thread()
 
@@ -228,6 +231,11 @@ class ProducerBatches:
         if tp in self._open:
             self._send_batches(self._open[tp], 0.0)
 
+    def _look_soon(self) -> None:
+        """A head was given back: is that so only once somebody has looked for outcomes?"""
+        if self._driver.wants_look:
+            self._wake_thread(sent=True)
+
     def _expire_all(self) -> None:
         for tp in {sent.tp for sent in self._sent} | set(self._topics.partitions()):
             self._driver.expire(tp)
@@ -274,7 +282,7 @@ class ProducerBatches:
                 else:
                     due = min(due, gathering.due)
             moved = self._take_outcomes()
-            busy = bool(self._sent) or stuck or self._driver.unsent
+            busy = bool(self._sent) or stuck or self._driver.wants_look
             if not self._open and not busy:
                 self._thread_state = IDLE
                 return None

@@ -250,6 +250,7 @@ class ProducerTransactions(ProducerBatches):
         machine = self._transaction
         if machine is not None and machine.phase in (Phase.FAILED, Phase.FATAL):
             self._driver.give_back_held()
+            self._look_soon()
 
     def _answer(self, sent: Sent, base_offset: int, error: DeliveryError | None) -> None:
         super()._answer(sent, base_offset, error)
@@ -287,9 +288,32 @@ class ProducerTransactions(ProducerBatches):
                 link.wait(until)
             finally:
                 self._lock.acquire()
-            self._check()
-            machine.check_open()
-            if machine.number != number:
-                raise TransactionError(
-                    f"{tp}: another thread has ended the transaction", hint="send it in the next"
-                )
+            self._check_same(tp, number)
+
+    @property
+    def _transaction_number(self) -> int:
+        return self._transaction.number if self._transaction is not None else -1
+
+    def _check_same(self, tp: TopicPartition, number: int) -> None:
+        """After others had the lock: a record of the transaction of this number may go on."""
+        self._check()
+        assert self._transaction is not None
+        self._transaction.check_open()
+        if self._transaction.number != number:
+            raise TransactionError(
+                f"{tp}: another thread has ended the transaction", hint="send it in the next"
+            )
+
+    def _waits_to_enter(self, tp: TopicPartition, number: int, until: float) -> bool:
+        """Nothing was sent to `tp`: was it because its leader has yet to let the transaction of
+        this number in?  Then others have had the lock for a moment.  False: that is not why, or
+        the time (`until`, monotonic s) is over."""
+        if self._driver.is_let_in(tp) or self._monotonic() >= until:
+            return False
+        self._lock.release()
+        try:
+            self._environment.sleep(TURN_S)
+        finally:
+            self._lock.acquire()
+        self._check_same(tp, number)
+        return True

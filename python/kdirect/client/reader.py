@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol
 import pyarrow as pa
 
 from kdirect.client.cold import ColdCursor, cold_reads
-from kdirect.client.cursor import Cursor, DirectCursor
+from kdirect.client.cursor import Cursor, DirectCursor, TcpCursor
 from kdirect.client.lost_broker import LOST, as_left, as_moved, has_moved, look_again
 from kdirect.client.read_paths import ReadConnections, ReadPaths
 from kdirect.client.tcp_fetch import SinglePartition
@@ -33,6 +33,7 @@ from kdirect.errors import (
     ProtocolError,
     QueuePairError,
     TimedOutError,
+    UnknownTopicError,
 )
 from kdirect.format.codec import ArrowDecoder
 from kdirect.model import TopicPartition
@@ -55,10 +56,20 @@ DEFAULT_TARGET_BYTES = 4 << 20
 
 
 class Place(NamedTuple):
-    """Where a reader reads: the cursor of its partition, and the paths that it belongs to."""
+    """Where a reader reads: the cursor of its partition, and the paths that it belongs to.
+    `topic_id`: of the topic, if that was asked for after the file was entered."""
 
     paths: ReadPaths
     cursor: Cursor
+    topic_id: str | None = None
+
+    def goes_on(self, offset: int) -> bool:
+        """Would `resume` at `offset` read on in the file that was entered, without a request?"""
+        cursor = self.cursor
+        if type(cursor) is not DirectCursor or cursor.slot_index < 0:
+            return False
+        stream = cursor.stream
+        return cursor.next_offset == offset and not stream.sealed and not stream.buffered
 
 
 class ParkedReaders:
@@ -72,9 +83,11 @@ class ParkedReaders:
     def take(self, tp: TopicPartition, offset: int) -> Place | None:
         """A place at which `tp` can be read from `offset` on, if one is parked."""
         while (place := self._pop(tp, offset)) is not None:
+            goes_on = place.goes_on(offset)
             try:
                 if place.cursor.resume(offset):
-                    return place
+                    # Another file may be another topic's.
+                    return place if goes_on else place._replace(topic_id=None)
             except (
                 QueuePairError,
                 BrokerUnavailableError,
@@ -104,7 +117,7 @@ class ParkedReaders:
     def park(self, place: Place) -> None:
         """Keep a place for the next reader of its partition, or close it; when there are too many,
         another one is closed."""
-        paths, cursor = place
+        paths, cursor, _ = place
         reads = type(cursor) is DirectCursor and paths.cursor(cursor.tp) is cursor
         if reads:
             if cursor.stream.buffer_bytes > PARKED_BUFFER_BYTES:
@@ -163,7 +176,14 @@ class Reader:
     that hold no record (compacted, or control records) are skipped.  Raises OffsetOutOfRangeError
     when the start has been deleted, TimedOutError when the range is not there `timeout_ms` after
     the last progress.  A connection lost on the way is replaced and reading goes on after the last
-    record handed out.  Memory: one batch of `target_bytes`, and the READ buffer.
+    record handed out.  With `topic_id`, UnknownTopicError tells that the topic of this id is gone,
+    whatever has its name now; over TCP `check_topic` says so of what was read last.  Memory: one
+    batch of `target_bytes`, and the READ buffer.
+
+    With `live_ms` a reader follows its partition: what there is is handed out at once, and not only
+    when a batch is full, and the range need not be there.  Each time that nothing is there,
+    `live_batches` yields None and `fillings` yields with an empty decoder, and whoever reads waits
+    as it likes; over TCP the broker waits for a record first, for `live_ms` at most.
 
     Use it as a context manager, or `close` it: then what it read with serves the next reader of its
     partition.  One thread at a time.
@@ -177,6 +197,8 @@ class Reader:
         stop_offset: int,
         *,
         timeout_ms: int,
+        topic_id: str | None = None,
+        live_ms: int | None = None,
         **decoder_settings: Any,
     ) -> None:
         self.tp = tp
@@ -185,14 +207,20 @@ class Reader:
         self._environment = session.environment
         self._stop = stop_offset
         self._timeout_ms = timeout_ms
+        self._live = live_ms is not None
+        self._wait_ms = FETCH_WAIT_MS if live_ms is None else live_ms
         self._decoder_settings = decoder_settings
         self._next_offset = start_offset
         self._place: Place | None = None
         self._cold_end = -1  # of what came from objects; there may be a gap before it
+        self._wanted_id = topic_id  # only this topic is read, no other of its name
+        self._file_id = -1  # of the granted file, which is this topic's
         self._topic_id: str | None = None  # of the topic that is read
         self._epochs = ReadEpochs(session.cluster)
         self._before: dict[str, int] = {}
         self._totals: dict[str, int] = {}
+        self._paused_s = 0.0
+        self._newest_ms = -1
 
     def __enter__(self) -> Reader:
         return self
@@ -210,14 +238,28 @@ class Reader:
         it were handed out."""
         return self._next_offset
 
+    @property
+    def newest_ms(self) -> int:
+        """The newest timestamp of the batches that were handed out, in ms since 1970; -1: none was.
+        It is what their producer or the broker wrote, and may lie in the future."""
+        return self._newest_ms
+
     def batches(self) -> Iterator[pa.RecordBatch]:
         """The records of the range from `next_offset` on; see the class."""
+        for batch in self.live_batches():
+            if batch is not None:
+                yield batch
+
+    def live_batches(self) -> Iterator[pa.RecordBatch | None]:
+        """The same, and None each time that nothing is there, with `live_ms`."""
         decoder = ArrowDecoder(
             self.tp.topic, self.tp.partition, **self.decoder_range, **self._decoder_settings
         )
         for _ in self.fillings(decoder):
             if decoder.rows:
                 yield decoder.take()
+            elif self._live:
+                yield None
 
     @property
     def decoder_range(self) -> dict[str, Any]:
@@ -230,7 +272,8 @@ class Reader:
 
     def fillings(self, decoder: ArrowDecoder) -> Iterator[None]:
         """Fill a decoder that was made with `decoder_range`.  Yields each time that it is full, and
-        at the end of the range if it has moved since: whoever made it takes its rows then."""
+        at the end of the range if it has moved since: whoever made it takes its rows then.  With
+        `live_ms` also when it holds what there is, and when nothing is there."""
         if self._next_offset >= self._stop:
             return
         if self._place is not None and self._place.cursor.next_offset > self._next_offset:
@@ -238,17 +281,19 @@ class Reader:
             self.close()
         for _ in self._fillings(decoder):
             self._next_offset = min(decoder.next_offset, self._stop)
+            self._newest_ms = max(self._newest_ms, decoder.newest_ms)
             yield
         last = min(decoder.next_offset, self._stop)
         if last > self._next_offset:
             self._next_offset = last
+            self._newest_ms = max(self._newest_ms, decoder.newest_ms)
             yield
 
     def _fillings(self, decoder: ArrowDecoder) -> Iterator[None]:
         """Each time that `decoder` is full, until the range is read.  The one place where reading
         is tried again."""
         now = self._environment.monotonic
-        last_progress = now()
+        last_progress = asked = now()
         pause = FIRST_WAIT_S
         failures, lost_at = 0, last_progress
         while decoder.next_offset < self._stop:
@@ -257,7 +302,7 @@ class Reader:
             try:
                 if place is None:
                     place = self._open(max(decoder.next_offset, self._cold_end))
-                found = place.cursor.fill_decoder(decoder, FETCH_WAIT_MS)
+                found = self._fill(place, decoder)
             except MAY_PASS as error:
                 if self._leave_cold(error):
                     continue
@@ -271,7 +316,6 @@ class Reader:
                     if (now() - last_progress) * 1000 > self._timeout_ms:
                         raise
                     self._find_leader(e)
-                    self._environment.sleep(MOVED_WAIT_S)
                     continue
                 failures = 1 if decoder.next_offset > before else failures + 1
                 if failures == 1:
@@ -281,7 +325,6 @@ class Reader:
                 log.warning("%s: %s; reading on from offset %d", self.tp, e, decoder.next_offset)
                 if place is None:  # it was lost while it was entered
                     self._find_leader(e)
-                    self._environment.sleep(MOVED_WAIT_S)
                 else:
                     self._leave()
                 continue
@@ -289,16 +332,36 @@ class Reader:
                 last_progress = now()
                 pause = FIRST_WAIT_S
                 failures = 0
-                if decoder.full:
+                if decoder.full or (self._live and decoder.rows):
                     yield
                 continue
-            if (now() - last_progress) * 1000 > self._timeout_ms:
+            if (now() - last_progress) * 1000 > self._timeout_ms and not self._live:
                 raise self._not_there(decoder.next_offset)
+            if now() - max(last_progress, asked) > REPLICA_PATIENCE_S:
+                asked = now()
+                self.check_topic()  # what is not there may have been another topic's
             if now() - last_progress > REPLICA_PATIENCE_S and self._is_elsewhere():
                 self._leave()
-            if self._reads():
-                self._environment.sleep(pause)
-                pause = min(pause * 2, LONGEST_WAIT_S)
+            if self._live:
+                yield
+            elif self._reads():
+                pause = self._pause(pause)
+
+    def _pause(self, seconds: float) -> float:
+        """Wait for more to be readable.  How long to wait the next time."""
+        self._paused_s += seconds
+        self._environment.sleep(seconds)
+        return min(seconds * 2, LONGEST_WAIT_S)
+
+    def _fill(self, place: Place, decoder: ArrowDecoder) -> bool:
+        """Whether something came."""
+        cursor = place.cursor
+        if self._live and isinstance(cursor, TcpCursor):
+            found = cursor.fill_decoder_once(decoder, self._wait_ms)
+        else:
+            found = cursor.fill_decoder(decoder, self._wait_ms)
+        self._check_file(place)
+        return bool(found)
 
     def _open(self, offset: int) -> Place:
         """A place to read at: a parked one if there is one."""
@@ -314,7 +377,7 @@ class Reader:
             paths = ReadPaths(
                 session,
                 settings,
-                lambda: SinglePartition(session.cluster, settings),
+                lambda: SinglePartition(session.cluster, settings, self._wanted_id),
                 cold=cold,
             )
             try:
@@ -332,13 +395,47 @@ class Reader:
                 paths.follow(self.tp, epoch)
             place = Place(paths, cursor)
             before = paths.direct.statistics()
-        self._topic_id = session.cluster.topic_id(self.tp.topic)
         self._place = place
         self._before = before
+        over_tcp = isinstance(place.cursor, TcpCursor)  # where `check_topic` follows what was read
+        if self._wanted_id is not None and not over_tcp and place.topic_id != self._wanted_id:
+            try:
+                self.check_topic()
+            except BaseException:
+                self._leave()
+                raise
+            self._place = place = place._replace(topic_id=self._wanted_id)
+        self._file_id = _file_of(place)
+        self._topic_id = self._wanted_id or session.cluster.topic_id(self.tp.topic)
         for error in self._epochs.check({self.tp: offset}).values():
             self._leave()
             raise error
         return place
+
+    def check_topic(self) -> None:
+        """Ask for the id of the topic: what was read before is of the topic that was wanted, for no
+        id is given twice.  UnknownTopicError if it is another one's now.  Nobody is asked where
+        each answer was for the id."""
+        if self._wanted_id is None or self._asks_by_id():
+            return
+        now = self._session.cluster.refresh([self.tp.topic]).get(self.tp.topic)
+        if now is None or now.topic_id != self._wanted_id:
+            what = "was deleted" if now is None else "was deleted and created again"
+            raise UnknownTopicError(
+                f"the topic of {self.tp} {what} before it was read",
+                hint="look the topic up again and open a new reader",
+            )
+
+    def _check_file(self, place: Place) -> None:
+        """A further file was entered, by the name of the topic: is it of the same one?  Nothing of
+        it is handed out before."""
+        if self._wanted_id is not None and (file_id := _file_of(place)) != self._file_id:
+            self.check_topic()
+            self._file_id = file_id
+
+    def _asks_by_id(self) -> bool:
+        tcp = self._place.paths.tcp if self._place is not None else None
+        return isinstance(tcp, SinglePartition) and not self._reads() and tcp.asks_by_id
 
     def _is_elsewhere(self) -> bool:
         """Is the range to be read at another broker than it is, which has nothing more of it?"""
@@ -347,11 +444,12 @@ class Reader:
         return self._place is not None and bool(self._place.paths.direct.moved())
 
     def _find_leader(self, why: KdirectError) -> None:
-        """Another broker leads the partition, or its leader is not ready: read there next."""
+        """Another broker leads the partition, or its leader is not ready: read there next, soon."""
         log.info("%s: %s", self.tp, why.message)
         cluster = self._session.cluster
         look_again(cluster, self.tp, self._topic_id)
         self._leave()
+        self._environment.sleep(MOVED_WAIT_S)
 
     def _leave(self) -> None:
         """Give the place up."""
@@ -422,7 +520,7 @@ class Reader:
         """What this reader has moved: `reads` and `read_bytes` one-sidedly, or `fetched_bytes` over
         TCP."""
         self._account()
-        return dict(self._totals)
+        return self._totals | {"pause_us": round(self._paused_s * 1e6)}
 
     def close(self) -> None:
         """Stop; what READs the partition goes back to the session for the next reader of it."""
@@ -430,3 +528,9 @@ class Reader:
         place, self._place = self._place, None
         if place is not None:
             self._session.parked.park(place)
+
+
+def _file_of(place: Place) -> int:
+    """The id of the file that is READ; -1: none is."""
+    cursor = place.cursor
+    return cursor.stream.file_id if type(cursor) is DirectCursor else -1

@@ -43,7 +43,8 @@ class _Run:
 class RunPartitions:
     """See the module.  One thread at a time: the producer's lock.
 
-    `send_gathered`: sends what is gathered for a partition, for which there is room at once."""
+    `send_gathered`: sends what is gathered for a partition, for which there is room at once.
+    `given_back`: called after a partition was given back, or will be once all is answered."""
 
     def __init__(
         self,
@@ -53,6 +54,7 @@ class RunPartitions:
         keys: Keys,
         block_ms: int,
         send_gathered: Callable[[TopicPartition], None],
+        given_back: Callable[[], None],
     ) -> None:
         self._monotonic = environment.monotonic
         self._driver = driver
@@ -63,6 +65,7 @@ class RunPartitions:
         self._block_ms = block_ms
         # Weak, so that a producer that nobody has any longer ends without the garbage collector.
         self._send_gathered = weakref.WeakMethod(send_gathered)
+        self._given_back = weakref.WeakMethod(given_back)
         self._runs: dict[str, _Run] = {}
 
     def choose(self, topic: str, key: bytes | None, size: int = 0) -> int:
@@ -91,7 +94,13 @@ class RunPartitions:
         all if there is none.  Waits up to max.block.ms (a little in any case) for the broker; when
         that does not answer, the run stays where it is."""
         present = self._partition_of(topic, current)
-        if count > 1 and self._driver.has_rdma(present):
+        try:
+            over_rdma = count > 1 and self._driver.has_rdma(present)
+        except KdirectError as e:
+            # Sending waits for a broker that was reached before, or says what is wrong.
+            log.debug("the run stays on %s: %s", present, e)
+            return current
+        if over_rdma:
             until = self._monotonic() + max(self._block_ms, LEAST_MOVE_MS) / 1000
             for step in range(1, count):
                 partition = (current + step) % count
@@ -109,6 +118,9 @@ class RunPartitions:
                 if send_gathered is not None:
                     send_gathered(present)
                 self._driver.give_back(present)
+                given_back = self._given_back()
+                if given_back is not None:
+                    given_back()
                 return partition
             if self._driver.has_direct(present):
                 return current

@@ -14,15 +14,17 @@ Invariants:
 from __future__ import annotations
 
 import os
+import uuid
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from kdirect.client.aborted import without_aborted
 from kdirect.client.cursor import TcpCursor
-from kdirect.client.lost_broker import as_left
+from kdirect.client.lost_broker import as_left, look_again
 from kdirect.client.tcp_kernel import whole_batches
 from kdirect.client.truncation import truncated
 from kdirect.errors import (
+    BrokerError,
     BrokerUnavailableError,
     ClosedError,
     CorruptBatchError,
@@ -31,6 +33,7 @@ from kdirect.errors import (
     OffsetOutOfRangeError,
     ProtocolError,
     TimedOutError,
+    UnknownTopicError,
     UnsupportedFormatError,
 )
 from kdirect.format import protocol
@@ -42,6 +45,7 @@ from kdirect.wire.broker_errors import broker_error, read_error
 from kdirect.wire.cluster import Cluster
 from kdirect.wire.connection import Connection, Pending
 
+BY_ID = 13  # the version of Fetch from which on topics are named by their ids
 DEFAULT_FETCH_BYTES = 1 << 20
 DEFAULT_MAX_WAIT_MS = 500
 
@@ -70,9 +74,16 @@ class Asked(NamedTuple):
 
 
 def fetch_request(
-    asked: Iterable[Asked], *, wait_ms: int, min_bytes: int, max_bytes: int, committed_only: bool
+    asked: Iterable[Asked],
+    *,
+    wait_ms: int,
+    min_bytes: int,
+    max_bytes: int,
+    committed_only: bool,
+    topic_id: uuid.UUID | None = None,
 ) -> Any:
-    """A Fetch outside of any session."""
+    """A Fetch outside of any session.  `topic_id`: of the one topic that is asked for, where it is
+    sent as a version from BY_ID on."""
     r = protocol.FetchRequest
     topics: dict[str, list[Any]] = {}
     for x in asked:
@@ -95,7 +106,10 @@ def fetch_request(
         session_epoch=-1,
         forgotten_topics_data=[],
         rack_id="",
-        topics=[r.FetchTopic(topic=name, partitions=rows) for name, rows in topics.items()],
+        topics=[
+            r.FetchTopic(topic=name, topic_id=topic_id, partitions=rows)
+            for name, rows in topics.items()
+        ],
     )
 
 
@@ -178,8 +192,12 @@ class TcpFetcher:
         isolation_level: str | None = None,
         min_bytes: int = 1,
         read_ahead: bool = False,
+        topic_id: str | None = None,
     ) -> None:
         self.topic_partition = tp
+        self._topic_id = topic_id
+        self._id = None if topic_id is None else uuid.UUID(topic_id)
+        self.asks_by_id = False  # the last request did, so its answer is of that topic
         self.next_offset = start_offset
         self._cluster = cluster
         self._isolation_level = int(
@@ -219,6 +237,9 @@ class TcpFetcher:
                 ):
                     raise  # nobody answered the first attempt to connect, which waited already
                 e = as_left(self._cluster, self.topic_partition, e)
+                if self._topic_id is not None and _is_unknown(e):
+                    # Only its leader does not know it, or it was deleted: then this raises.
+                    look_again(self._cluster, self.topic_partition, self._topic_id)
                 if e.retriable or isinstance(e, ProtocolError):
                     self._drop()
                 if not e.retriable or isinstance(e, TimedOutError):
@@ -304,9 +325,8 @@ class TcpFetcher:
         for topic in response.responses:
             for partition in topic.partitions:
                 if (
-                    topic.topic == self.topic_partition.topic
-                    and partition.partition_index == self.topic_partition.partition
-                ):
+                    self.asks_by_id or topic.topic == self.topic_partition.topic
+                ) and partition.partition_index == self.topic_partition.partition:
                     return partition
         raise ProtocolError(
             f"the broker's answer to a fetch of {self.topic_partition} does not hold it",
@@ -317,14 +337,18 @@ class TcpFetcher:
         assert self._connection is not None
         tp = self.topic_partition
         epoch = self._cluster.leader_epoch(tp)
+        by_id = self._id is not None and self._connection.offers(protocol.FetchRequest, BY_ID)
         message = fetch_request(
             [Asked(tp, self.next_offset, max_bytes, epoch, self.last_epoch)],
             wait_ms=max_wait_ms,
             min_bytes=self._min_bytes,
             max_bytes=max_bytes,
             committed_only=bool(self._isolation_level),
+            topic_id=self._id if by_id else None,
         )
-        self._ahead = (self.next_offset, max_bytes, self._connection.submit(message))
+        pending = self._connection.submit(message, at=BY_ID if by_id else None)
+        self.asks_by_id = by_id
+        self._ahead = (self.next_offset, max_bytes, pending)
 
     def _drop(self) -> None:
         """Close the connection: an answer that nobody waits for any more may still come on it."""
@@ -349,19 +373,29 @@ class SinglePartition:
     raised has been tried for `request.timeout.ms`.
     """
 
-    def __init__(self, cluster: Cluster, settings: Mapping[str, Any]) -> None:
+    def __init__(
+        self, cluster: Cluster, settings: Mapping[str, Any], topic_id: str | None = None
+    ) -> None:
         self._cluster = cluster
+        self._topic_id = topic_id  # of the topic that is read; None: whichever has the name
         self._isolation_level: str = settings["isolation.level"]
         self._fetch_bytes: int = settings["fetch.max.read.bytes"]
         self._max_batch_bytes: int = settings["max.batch.bytes"]
         self._fetchers: dict[TopicPartition, tuple[TcpFetcher, TcpCursor]] = {}
         self._fetched_bytes = 0
+        self._waited_s = 0.0
 
     def assign(self, offsets: Mapping[TopicPartition, int]) -> None:
         """Read these, from these offsets."""
         for tp, offset in offsets.items():
             self.release([tp])
-            fetcher = TcpFetcher(self._cluster, tp, offset, isolation_level=self._isolation_level)
+            fetcher = TcpFetcher(
+                self._cluster,
+                tp,
+                offset,
+                isolation_level=self._isolation_level,
+                topic_id=self._topic_id,
+            )
             cursor = TcpCursor(tp, offset, self, max_batch_bytes=self._max_batch_bytes)
             self._fetchers[tp] = fetcher, cursor
 
@@ -375,11 +409,21 @@ class SinglePartition:
         fetcher.last_epoch = epoch
         cursor.follow(epoch)
 
+    @property
+    def asks_by_id(self) -> bool:
+        """Were the last answers of the topic with the id that was given, whatever has its name?"""
+        return all(fetcher.asks_by_id for fetcher, _ in self._fetchers.values())
+
     def bring(self, cursor: TcpCursor, wait_ms: float) -> bool:
         """See `TcpCursor`."""
         fetcher, _ = self._fetchers[cursor.tp]
         fetcher.seek(cursor.next_offset)
-        data = fetcher.fetch(self._fetch_bytes, int(wait_ms)).data
+        now = self._cluster.environment.monotonic
+        began = now()
+        try:
+            data = fetcher.fetch(self._fetch_bytes, int(wait_ms)).data
+        finally:
+            self._waited_s += now() - began
         self._fetched_bytes += len(data)
         cursor.arrived(data, fetcher.last_epoch)
         return len(data) > 0
@@ -398,7 +442,17 @@ class SinglePartition:
         self.release(list(self._fetchers))
 
     def statistics(self) -> dict[str, int]:
-        return {"fetched_bytes": self._fetched_bytes}
+        return {
+            "fetched_bytes": self._fetched_bytes,
+            "fetch_wait_us": round(self._waited_s * 1e6),
+        }
+
+
+def _is_unknown(error: KdirectError) -> bool:
+    """Does the broker not know the topic, by its name or its id?"""
+    if isinstance(error, BrokerError):
+        return error.code in (ErrorCode.UNKNOWN_TOPIC_ID, ErrorCode.INCONSISTENT_TOPIC_ID)
+    return isinstance(error, UnknownTopicError)
 
 
 def _range_of(partition: Any) -> str:

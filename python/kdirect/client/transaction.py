@@ -314,11 +314,11 @@ class Transaction:
         if type(request) is not type(self.pending):
             return Next.GO_ON  # the transaction has failed meanwhile
         worst = next((code for code in answer.codes if code), 0)
-        if any(code in _ELSEWHERE for code in answer.codes):
-            return Next.ELSEWHERE
         if not worst:
             self._succeeded(request, answer)
             return Next.GO_ON
+        if any(code in _ELSEWHERE for code in answer.codes):
+            return Next.ELSEWHERE
         if ErrorCode.CONCURRENT_TRANSACTIONS in answer.codes:
             return Next.SOON
         if isinstance(request, EndTransaction) and self._had_nothing_to_end(request, worst):

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from kdirect.client.transaction import Transaction
-from kdirect.errors import AccessDeniedError, DeliveryError, NotLeaderError, TimedOutError
+from kdirect.errors import AccessDeniedError, DeliveryError, NotLeaderError
 from kdirect.format import protocol as p
 from kdirect.format.error_codes import ErrorCode, error_kind
 from kdirect.model import TopicPartition
@@ -25,7 +25,6 @@ from kdirect.wire.broker_errors import broker_error
 from kdirect.wire.channel import Channel
 from kdirect.wire.connection import Connection, Pending
 
-LEAST_MS = 100.0  # an answer is waited for, however little time is left
 NO_FILE = -1
 
 
@@ -58,17 +57,11 @@ class EntryAnswer(NamedTuple):
 
 
 def enter_transaction(
-    channel: Channel, transaction: Transaction, entries: Sequence[Entry], until: float
-) -> dict[TopicPartition, EntryAnswer]:
-    """Ask the leader of these partitions, once; nothing when it does not answer by `until`
-    (monotonic s).  ClosedError and the like: another broker leads now."""
-    left_ms = (until - channel.connection._monotonic()) * 1000
-    request = _request(channel, transaction, entries, leaves=False)
-    try:
-        answer = channel.connection.request(request, max(left_ms, LEAST_MS))
-    except TimedOutError:
-        return {}
-    return answers_of(answer)
+    channel: Channel, transaction: Transaction, entries: Sequence[Entry]
+) -> Pending:
+    """Ask the leader of these partitions, once.  Its answer goes through `answers_of`.
+    ClosedError and the like: another broker leads now."""
+    return channel.connection.submit(_request(channel, transaction, entries, leaves=False))
 
 
 def leave_transaction(

@@ -248,12 +248,7 @@ class TransactionLink:
                     group_id=group_id,
                 )
             case EndTransaction(commit):
-                return p.EndTxnRequest(
-                    transactional_id=name,
-                    producer_id=producer_id,
-                    producer_epoch=epoch,
-                    committed=commit,
-                )
+                return p.EndTransaction(name, producer_id, epoch, commit)
             case CommitOffsets():
                 return _commit_message(request, name, producer_id, epoch)
         raise AssertionError(request)

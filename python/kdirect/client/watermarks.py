@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from kdirect.client.admin import Admin
 from kdirect.client.direct import DirectFetcher
@@ -36,6 +36,15 @@ log = logging.getLogger("kdirect.client")
 Marks = dict[TopicPartition, tuple[int, int]]
 
 
+class _Known(NamedTuple):
+    """The answer to the last call, all of it by READs.  `marks` are in the order of `wanted`."""
+
+    wanted: list[TopicPartition]
+    topic_ids: dict[str, str] | None
+    fetchers: tuple[DirectFetcher, ...]
+    marks: Marks
+
+
 class Watermarks:
     """See the module.  `settings`: rows of the client table."""
 
@@ -56,6 +65,7 @@ class Watermarks:
         self._direct = DirectPaths(connections, settings)
         # Partitions that the broker has no slot for, and until when not to ask for one again.
         self._without_slot: dict[TopicPartition, float] = {}
+        self._known: _Known | None = None
 
     def of(
         self, tps: Iterable[TopicPartition], topic_ids: Mapping[str, str] | None = None
@@ -94,7 +104,7 @@ class Watermarks:
             out |= self._ask([tp for tp in wanted if tp in asked])
             if topic_ids is not None and (others := _others(self._ids(asked), topic_ids)):
                 raise _deleted(others[0])
-        return {tp: out[tp] for tp in wanted}
+        return {tp: out[tp] for tp in wanted} if asked or list(out) != wanted else out
 
     def _look_twice(
         self, wanted: list[TopicPartition], topic_ids: Mapping[str, str] | None
@@ -111,6 +121,8 @@ class Watermarks:
         self, wanted: list[TopicPartition], topic_ids: Mapping[str, str] | None
     ) -> tuple[Marks, set[TopicPartition]]:
         """What READs tell; the partitions that have to be asked for."""
+        if self._known is not None and (known := self._look_again(self._known, wanted, topic_ids)):
+            return known, set()
         now = self._environment.monotonic()
         direct = self._direct
         asked = {tp for tp in wanted if self._without_slot.get(tp, 0.0) > now}
@@ -143,7 +155,38 @@ class Watermarks:
                 # Or the broker that told the id is behind: the next call gets a new slot, and asks.
                 self._direct.release(others)
                 raise _deleted(others[0])
+        # A file that was finished while it was entered has no slot, of which news would come.
+        if not asked and all(watched.isdisjoint(fetcher.stale()) for fetcher in direct):
+            ids = None if topic_ids is None else dict(topic_ids)
+            self._known = _Known(wanted, ids, tuple(direct), {tp: out[tp] for tp in wanted})
         return out, asked
+
+    def _look_again(
+        self, known: _Known, wanted: list[TopicPartition], topic_ids: Mapping[str, str] | None
+    ) -> Marks | None:
+        """The answer if the question is the same as before: only what has changed is looked at.
+        None where more has to be done than that."""
+        self._known = None  # until all of it is known again
+        if known.wanted != wanted or known.topic_ids != topic_ids:
+            return None
+        moved = self._direct.moved()
+        for fetcher in moved:
+            self._direct.drop(fetcher)
+        if moved or tuple(self._direct) != known.fetchers:
+            return None
+        for fetcher in known.fetchers:
+            try:
+                news = fetcher.news()
+            except KdirectError:
+                self._direct.drop(fetcher)
+                raise
+            if news is None:
+                return None
+            for tp in news:
+                if tp in known.marks:
+                    known.marks[tp] = fetcher.watermarks(tp)
+        self._known = known
+        return dict(known.marks)
 
     def _refresh(self, fetcher: DirectFetcher) -> None:
         try:
@@ -199,6 +242,7 @@ class Watermarks:
         """Give all slots back; the next call asks for them again."""
         with self._lock:
             self._without_slot.clear()
+            self._known = None
             self._direct.close()
 
 

@@ -24,6 +24,7 @@ cdef class ArrowDecoder:
     cdef readonly int64_t start_offset
     cdef readonly int64_t stop_offset
     cdef readonly int64_t next_offset       # after the last batch consumed
+    cdef readonly int64_t newest_ms         # newest time of the batches consumed; -1: none was
     # size of the batch that the last feed could not take whole; 0: not known
     cdef readonly size_t next_batch_bytes
     cdef readonly int64_t target_rows

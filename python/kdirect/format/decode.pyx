@@ -202,6 +202,7 @@ cdef class ArrowDecoder:
         self.start_offset = start_offset
         self.stop_offset = stop_offset
         self.next_offset = start_offset
+        self.newest_ms = -1
         self.next_batch_bytes = 0
         self.include_headers = include_headers
         self.target_rows = target_rows
@@ -312,6 +313,8 @@ cdef class ArrowDecoder:
         cdef int64_t after = self.info.base_offset + self.info.last_offset_delta + 1
         if after > self.next_offset:
             self.next_offset = after
+        if self.info.max_timestamp > self.newest_ms and self.info.base_offset < self.stop_offset:
+            self.newest_ms = self.info.max_timestamp
 
     cdef void c_pass(self, int64_t after) noexcept nogil:
         """Go on at offset `after`: what is before holds no record for this reader."""

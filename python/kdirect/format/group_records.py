@@ -20,6 +20,7 @@ A null value is a tombstone: it deletes the offset or the group.
 from __future__ import annotations
 
 import struct
+from functools import lru_cache
 from typing import NamedTuple
 
 from kdirect.errors import FormatError
@@ -171,6 +172,7 @@ def subscribed_topics(subscription: bytes) -> frozenset[str]:
     return frozenset(c.text() for _ in range(n))
 
 
+@lru_cache(maxsize=4096)  # a transaction asks several times
 def partition_of(group: str, partitions: int) -> int:
     """Kafka's choice of the __consumer_offsets partition of a group: the absolute value of Java's
     String.hashCode."""

@@ -13,8 +13,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-
-from typing_extensions import Buffer
+from typing import TYPE_CHECKING
 
 from kdirect.errors import CorruptObjectError, FormatError
 from kdirect.format import layout
@@ -22,7 +21,10 @@ from kdirect.format.batch import crc32c
 from kdirect.format.segment_files import parse_leader_epochs, parse_transaction_index
 from kdirect.format.segment_object import Section, SegmentObject, footer_needs, parse_footer
 
-Read = Callable[[int, int], Buffer]
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+Read = Callable[[int, int], "Buffer"]
 
 # base offset, length, leader epoch, magic, CRC, attributes, last offset delta, base timestamp,
 # largest timestamp, producer id, epoch and sequence, records

@@ -31,7 +31,7 @@ from kafka.protocol.api_message import ApiMessage
 
 import kdirect.format.messages
 from kdirect.errors import ProtocolError
-from kdirect.format import layout, schema
+from kdirect.format import end_transaction, layout, schema
 
 # -- message classes -------------------------------------------------------------------------------
 ProduceRequest, ProduceResponse = _producer.ProduceRequest, _producer.ProduceResponse
@@ -246,11 +246,51 @@ class LocateRecordsResponse(ApiMessage, load_json=kdirect.format.messages):
     pass
 
 
+class CountRecordsRequest(ApiMessage, load_json=kdirect.format.messages):
+    pass
+
+
+class CountRecordsResponse(ApiMessage, load_json=kdirect.format.messages):
+    pass
+
+
 class EnterTransactionRequest(ApiMessage, load_json=kdirect.format.messages):
     pass
 
 
 class EnterTransactionResponse(ApiMessage, load_json=kdirect.format.messages):
+    pass
+
+
+class JoinTransactionRequest(ApiMessage, load_json=kdirect.format.messages):
+    pass
+
+
+class JoinTransactionResponse(ApiMessage, load_json=kdirect.format.messages):
+    pass
+
+
+class CommitAttemptsRequest(ApiMessage, load_json=kdirect.format.messages):
+    pass
+
+
+class CommitAttemptsResponse(ApiMessage, load_json=kdirect.format.messages):
+    pass
+
+
+class AbortAttemptsRequest(ApiMessage, load_json=kdirect.format.messages):
+    pass
+
+
+class AbortAttemptsResponse(ApiMessage, load_json=kdirect.format.messages):
+    pass
+
+
+class CheckAttemptRequest(ApiMessage, load_json=kdirect.format.messages):
+    pass
+
+
+class CheckAttemptResponse(ApiMessage, load_json=kdirect.format.messages):
     pass
 
 
@@ -501,8 +541,44 @@ def version_range(message: Any) -> tuple[int, int]:
     return api.low, api.high
 
 
+class EndTransaction:
+    """EndTxn as a client sends it: encoded by hand where the version allows it
+    (`kdirect.format.end_transaction`)."""
+
+    API_KEY = EndTxnRequest.API_KEY
+    name = "EndTxnRequest"
+
+    __slots__ = ("commit", "epoch", "producer_id", "transactional_id")
+
+    def __init__(self, transactional_id: str, producer_id: int, epoch: int, commit: bool) -> None:
+        self.transactional_id = transactional_id
+        self.producer_id = producer_id
+        self.epoch = epoch
+        self.commit = commit
+
+    def expect_response(self) -> bool:
+        return True
+
+    def frame(self, version: int, correlation_id: int, client_id: str) -> bytearray:
+        """See `encode_request`."""
+        name, producer_id, epoch = self.transactional_id, self.producer_id, self.epoch
+        if version >= end_transaction.FIRST_VERSION:
+            return end_transaction.request_frame(
+                version, correlation_id, client_id, name, producer_id, epoch, self.commit
+            )
+        message = EndTxnRequest(
+            transactional_id=name,
+            producer_id=producer_id,
+            producer_epoch=epoch,
+            committed=self.commit,
+        )
+        return encode_request(message, version, correlation_id, client_id)
+
+
 def encode_request(message: Any, version: int, correlation_id: int, client_id: str) -> bytearray:
     """The frame of a request, with its length prefix."""
+    if message.__class__ is EndTransaction:
+        return message.frame(version, correlation_id, client_id)  # type: ignore[no-any-return]
     message.API_VERSION = version
     message.with_header(correlation_id, client_id)
     return message.encode(version=version, header=True, framed=True)
@@ -515,6 +591,16 @@ def decode_response(
 
     Raises ProtocolError if it is malformed.  Fields of type records are views of `payload`.
     """
+    if api_key == end_transaction.API_KEY:
+        ended = end_transaction.read_response(version, payload)
+        return _CORRELATION.unpack_from(payload)[0], ended
+    return decode_by_schema(api_key, version, payload)
+
+
+def decode_by_schema(
+    api_key: int, version: int, payload: bytes | bytearray | memoryview
+) -> tuple[int, Any]:
+    """The same with every field that the schema has, whatever API it is of."""
     api = APIS[api_key]
     frame = memoryview(payload)
     if len(frame) < 4:

@@ -31,13 +31,14 @@ import struct
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
-
-from typing_extensions import Buffer
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from kdirect.errors import ConfigError, FormatError, UnsupportedFormatError
 from kdirect.format.datapath import uvarint
 from kdirect.model import check_topic_name
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 _I32 = struct.Struct(">i")
 _I64 = struct.Struct(">q")

@@ -9,12 +9,13 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
-
-from typing_extensions import Buffer
+from typing import TYPE_CHECKING, NamedTuple
 
 from kdirect.errors import FormatError, UnsupportedFormatError
 from kdirect.format.layout import TRANSACTION_INDEX_ENTRY_BYTES, TRANSACTION_INDEX_VERSION
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 _ABORTED = struct.Struct(">hqqqq")
 LARGEST_OFFSET = (1 << 63) - 1

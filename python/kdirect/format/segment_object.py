@@ -18,15 +18,16 @@ import struct
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
-
-from typing_extensions import Buffer
+from typing import TYPE_CHECKING, NamedTuple
 
 from kdirect.errors import ConfigError, CorruptObjectError, FormatError, UnsupportedFormatError
 from kdirect.format import layout
 from kdirect.format.batch import crc32c
 from kdirect.format.ids import ID_CHARACTERS, decode_id, encode_id
 from kdirect.model import check_topic_name
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 SUFFIX = ".kseg"
 # version, sections, broker, epoch, partition, offsets, timestamps, ids, lengths of two texts, 0

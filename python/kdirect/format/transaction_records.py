@@ -10,6 +10,7 @@ value is written, which has compact types and tagged fields (KIP-915); version 0
                        int64 last update   int64 start
                        tagged fields: 0 int64 previous producer id   1 int64 next producer id
                                       2 int16 transaction version of the client
+                                      64, 65 kdirect's own (`kdirect.format.attempt_records`)
 
 A null value is a tombstone: nothing is known of the transactional id any more.
 """
@@ -18,9 +19,20 @@ from __future__ import annotations
 
 import enum
 import struct
+from functools import lru_cache
 from typing import NamedTuple
 
 from kdirect.errors import FormatError
+from kdirect.format.attempt_records import (
+    ATTEMPT_TAG,
+    IDENTITY_TAG,
+    AttemptTag,
+    IdentityRecord,
+    attempt_tag,
+    identity_tag,
+    parse_attempt_tag,
+    parse_identity_tag,
+)
 from kdirect.format.datapath import uvarint
 from kdirect.format.record_fields import I16, I32, I64, FieldReader, raw_text
 from kdirect.model import TopicPartition
@@ -58,7 +70,9 @@ class TransactionRecord(NamedTuple):
     `previous_id`: the producer id of the transaction that was completed before, where an exhausted
     epoch made it change; `next_id`: the one that follows once this transaction is complete.
     `last_epoch` is the epoch before the present one; it is not in the record, as with Kafka.
-    `version`: 2 where the client ends each transaction with a new epoch (KIP-890), else 0."""
+    `version`: 2 where the client ends each transaction with a new epoch (KIP-890), else 0.
+    `attempt`: whose attempt writes in it, where its identity ends it; `identity`: it is the record
+    of such an identity, and of no transaction."""
 
     producer_id: int
     epoch: int
@@ -71,6 +85,8 @@ class TransactionRecord(NamedTuple):
     next_id: int = NO_PRODUCER_ID
     last_epoch: int = NO_EPOCH
     version: int = 0
+    attempt: AttemptTag | None = None
+    identity: IdentityRecord | None = None
 
 
 # -- writing ---------------------------------------------------------------------------------------
@@ -90,14 +106,7 @@ def transaction_value(record: TransactionRecord) -> bytes:
     if record.state is State.EMPTY:
         out += uvarint(0)
     else:
-        topics: dict[str, list[int]] = {}
-        for tp in sorted(record.partitions):
-            topics.setdefault(tp.topic, []).append(tp.partition)
-        out += uvarint(len(topics) + 1)
-        for topic, indexes in topics.items():
-            raw = raw_text(topic, _WHAT)
-            out += uvarint(len(raw) + 1) + raw + uvarint(len(indexes) + 1)
-            out += b"".join(map(I32.pack, indexes)) + uvarint(0)
+        out += _partitions(record.partitions)
     out += _TIMES.pack(record.updated_ms, record.start_ms)
     tags: list[tuple[int, bytes]] = []
     if record.previous_id != NO_PRODUCER_ID:
@@ -106,9 +115,26 @@ def transaction_value(record: TransactionRecord) -> bytes:
         tags.append((1, I64.pack(record.next_id)))
     if record.version:
         tags.append((2, I16.pack(record.version)))
+    if record.identity is not None:
+        tags.append((IDENTITY_TAG, identity_tag(record.identity)))
+    if record.attempt is not None:
+        tags.append((ATTEMPT_TAG, attempt_tag(record.attempt)))
     out += uvarint(len(tags))
     for tag, value in tags:
         out += uvarint(tag) + uvarint(len(value)) + value
+    return bytes(out)
+
+
+@lru_cache(maxsize=256)  # a transaction is written several times with the same ones
+def _partitions(partitions: frozenset[TopicPartition]) -> bytes:
+    topics: dict[str, list[int]] = {}
+    for tp in sorted(partitions):
+        topics.setdefault(tp.topic, []).append(tp.partition)
+    out = bytearray(uvarint(len(topics) + 1))
+    for topic, indexes in topics.items():
+        raw = raw_text(topic, _WHAT)
+        out += uvarint(len(raw) + 1) + raw + uvarint(len(indexes) + 1)
+        out += b"".join(map(I32.pack, indexes)) + uvarint(0)
     return bytes(out)
 
 
@@ -180,4 +206,6 @@ def parse_transaction_value(data: bytes) -> TransactionRecord:
         I64.unpack(tags[1])[0] if 1 in tags else NO_PRODUCER_ID,
         NO_EPOCH,
         I16.unpack(tags[2])[0] if 2 in tags else 0,
+        parse_attempt_tag(tags[ATTEMPT_TAG]) if ATTEMPT_TAG in tags else None,
+        parse_identity_tag(tags[IDENTITY_TAG]) if IDENTITY_TAG in tags else None,
     )

@@ -18,7 +18,7 @@ schema, to its last byte, and gives as many rows as are in it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -53,6 +53,9 @@ class _Values:
     def __init__(self, schema: pa.Schema) -> None:
         self.schema = schema
         self.dropped = Dropped()
+        #: Is called for each value that gives no row, with its offset, the field and the reason;
+        #: `dropped` has only the first of them.
+        self.told: Callable[[int, str, str], object] | None = None
 
     def decode(self, values: pa.Array, offsets: pa.Array) -> TypedRows:
         """The rows of these values; `offsets` are int64 and as many."""
@@ -70,6 +73,8 @@ class _Values:
     def _drop(self, offset: int, field: str, why: str) -> None:
         row = BadRow(offset, DropReason.NOT_DECODED, field, why)
         self.dropped.add(DropReason.NOT_DECODED, 1, [row])
+        if self.told is not None:
+            self.told(offset, field, why)
 
     def _joined(self, parts: Sequence[Sequence[pa.Array]]) -> list[pa.Array]:
         if not parts:
@@ -84,15 +89,16 @@ class JsonValues(_Values):
 
     A field that is missing or null is null in its column; others than those of the schema are
     ignored.  Numbers must fit their types.  Dates, timestamps (ISO 8601) and binary are strings,
-    decimals are strings or numbers."""
+    decimals are strings or numbers.  Lists are arrays and structs are objects, whose fields are
+    found by their names too."""
 
     def __init__(self, schema: pa.Schema) -> None:
         super().__init__(schema)
         for field in schema:
-            if pa.types.is_nested(field.type):
+            if _has_map(field.type):
                 raise ConfigError(
                     f"the column {field.name} of JSON values has the type {field.type}",
-                    hint="name columns of plain types",
+                    hint="name the fields of objects with a struct, not a map",
                 )
 
     def _columns(self, values: pa.Array, offsets: pa.Array) -> tuple[list[pa.Array], pa.Array]:
@@ -169,7 +175,7 @@ class JsonValues(_Values):
             columns = [pc.struct_field(rows, i) for i in range(len(schema))]
             columns = [pc.cast(column, f.type) for column, f in zip(columns, schema)]
             for column in columns:
-                if pa.types.is_string(column.type):
+                if pa.types.is_string(column.type) or pa.types.is_nested(column.type):
                     column.validate(full=True)  # is it UTF-8?
             return columns
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError, UnicodeDecodeError):
@@ -182,11 +188,23 @@ def _indices(count: int) -> pa.Array:
 
 def _as_in_json(kind: pa.DataType) -> pa.DataType:
     """The type that pyarrow's JSON reader reads what becomes a `kind`."""
+    if pa.types.is_list(kind):
+        return pa.list_(_as_in_json(kind.value_type))
+    if pa.types.is_struct(kind):
+        return pa.struct([pa.field(f.name, _as_in_json(f.type)) for f in kind])
+    if pa.types.is_timestamp(kind) and kind.tz is not None:
+        return pa.timestamp(kind.unit)
     if pa.types.is_date(kind):
         return pa.string()
     if pa.types.is_fixed_size_binary(kind) and not pa.types.is_decimal(kind):
         return pa.binary()
     return kind
+
+
+def _has_map(kind: pa.DataType) -> bool:
+    if pa.types.is_map(kind):
+        return True
+    return any(_has_map(kind.field(i).type) for i in range(kind.num_fields))
 
 
 class ArrowValues(_Values):

@@ -34,6 +34,9 @@ cdef int commit_request(kernel_state* s, uint64_t position, uint32_t length, int
 cdef int append_request(kernel_state* s, const uint8_t* data, uint32_t length, int64_t now_ms,
                         bint checked, commit_result* out) noexcept nogil
 # Copy `data`, which lies elsewhere, to the tail and commit it.  `checked` as above.
+cdef bint marker_room(kernel_state* s, uint32_t count, int64_t now_ms) noexcept nogil
+# Has the head room for so many markers, and may it take them?  If the head is over, that is noted
+# for whoever makes room.
 cdef int append_marker(kernel_state* s, const uint8_t* data, uint32_t length, int64_t now_ms,
                        commit_result* out) noexcept nogil
 # Append the control batch by which a coordinator ends the transaction of a producer; nobody else

@@ -29,8 +29,8 @@ from kdirect.log.results cimport (
 from kdirect.log.slots cimport end_segment, finish_sealed
 from kdirect.log.state cimport kernel_state, mark_t
 from kdirect.log.transactions cimport (
-    begin_transaction, check_marker, check_transaction, end_transaction, marker_t, note_batch,
-    read_marker, reserve_transactions, settle_stable)
+    MARKER_BYTES, begin_transaction, check_marker, check_transaction, end_transaction, marker_t,
+    note_batch, read_marker, reserve_transactions, settle_stable)
 
 from kdirect.format.wire cimport kd_put32, kd_put64
 
@@ -303,6 +303,14 @@ cdef int commit_request(kernel_state* s, uint64_t position, uint32_t length, int
         memset(s.data + s.tail + length, 0, position - s.tail)
     _apply(s, length, now_ms, False, out)
     return COMMIT_OK
+
+
+cdef bint marker_room(kernel_state* s, uint32_t count, int64_t now_ms) noexcept nogil:
+    if s.infos_capacity < 1:
+        return False
+    s.infos_count = 1
+    s.infos[0].max_timestamp = now_ms  # a marker has the time of its append
+    return _look_for_room(s, count * MARKER_BYTES, now_ms, s.log_end + count) == COMMIT_OK
 
 
 cdef int _look_for_room(kernel_state* s, uint32_t length, int64_t now_ms,

@@ -2,7 +2,8 @@
 
 Law of the room: reads the files of one log and writes a directory that nobody else looks at; what
 takes the log's place, and when, is `kdirect.log.relocation`'s.  A *future copy* has Kafka's name,
-``topic-partition.ID-future``.  What a crash leaves of it is copied again.
+``topic-partition.ID-future``.  It is on disk, with the identity of its topic, before anything is
+copied, so a start knows of it; what a crash leaves of it is copied again.
 
 A segment is copied up to its last committed record, so that of the head, too, and its indexes once
 it is sealed.  One that is not in the log any more (retention, compaction, a cut) is forgotten, and
@@ -66,8 +67,8 @@ class FutureCopy:
     """See the module.  `parent`: the log directory that is copied to.  `directory`: what is left
     there of an earlier attempt, if anything is.  Where it goes, `step` begins again.
 
-    Life: construct, `step` until little is missing, then either `complete` and `segments`, or
-    `discard`, at any time."""
+    Life: construct, `begin`, `step` until little is missing, then either `complete` and `segments`,
+    or `discard`, at any time."""
 
     def __init__(self, partition: Copied, parent: Path, directory: Path | None = None) -> None:
         self.partition = partition
@@ -82,7 +83,7 @@ class FutureCopy:
         """Copy some of what is missing; how many bytes.  OSError, LogError; ClosedError when the
         log is closed."""
         if not self.has_begun or not self.directory.exists():
-            self._begin()
+            self.begin()
         finished = self.partition.finished_segments()
         try:
             copied = self._copy_segments(finished, most_bytes)
@@ -100,7 +101,7 @@ class FutureCopy:
         has no head.  OSError, LogError."""
         partition = self.partition
         if not self.has_begun:
-            self._begin()
+            self.begin()
         self._copy_segments(partition.segments, UNBOUNDED)
         self._copy_small_files()
         checkpoint.write_partition_metadata(
@@ -152,17 +153,21 @@ class FutureCopy:
 
     # -- copying -----------------------------------------------------------------------------------
 
-    def _begin(self) -> None:
-        """Nothing of an earlier attempt counts."""
+    def begin(self) -> None:
+        """Make the directory, on disk, with the identity that a start asks for.  Nothing of an
+        earlier attempt counts.  OSError."""
         self.has_begun, self._copies, self._small = False, {}, {}
-        shutil.rmtree(self.directory, ignore_errors=True)
-        self.directory.mkdir()
-        # A start asks whose it is.
+        self.directory.mkdir(exist_ok=True)
         partition = self.partition
         checkpoint.write_partition_metadata(
             self.directory, partition.topic_id, partition.dense_from
         )
         checkpoint.sync_directory(self.parent)
+        for left in os.scandir(self.directory):  # after that: a kill forgets no move
+            if left.is_dir(follow_symlinks=False):
+                shutil.rmtree(left.path)
+            elif left.name != checkpoint.PARTITION_METADATA:
+                os.unlink(left.path)
         self.has_begun = True
 
     def _copy_segments(self, finished: Collection[Segment], most_bytes: int) -> int:

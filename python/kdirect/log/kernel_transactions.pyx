@@ -18,7 +18,7 @@ from libc.string cimport memcpy, memmove
 
 from kdirect.log.aborted_list cimport end_aborted, first_aborted, remove_entries, start_list
 from kdirect.log.commit cimport append_marker as append_to
-from kdirect.log.commit cimport clear_result, finish_request
+from kdirect.log.commit cimport clear_result, finish_request, marker_room
 from kdirect.log.kernel cimport CommitKernel
 from kdirect.log.producers cimport (
     find_producer, producer_state, reserve_producers, start_producer, store_producer)
@@ -74,6 +74,20 @@ def append_marker(CommitKernel kernel, const uint8_t[::1] batch, int64_t now_ms)
         finish_request(s, error, &r)
         kernel.c_end()
     return to_python(&r)
+
+
+MARKER_SIZE = MARKER_BYTES
+
+
+def has_marker_room(CommitKernel kernel, uint32_t count, int64_t now_ms):
+    """Whether so many markers can be appended now without any file work: bool."""
+    cdef kernel_state* s = <kernel_state*> kernel._state
+    cdef bint fits
+    with nogil:
+        pthread_mutex_lock(&s.lock)
+        fits = marker_room(s, count, now_ms)
+        pthread_mutex_unlock(&s.lock)
+    return fits
 
 
 def begin_verification(CommitKernel kernel, int64_t producer_id, int16_t producer_epoch,

@@ -100,7 +100,7 @@ class LogManager:
         self.on_full: Callable[[Partition], None] = lambda partition: None
         self.on_changed: Callable[[Partition], None] = lambda new_or_configured: None
         self.removals = Removals()
-        self.removals.on_error = self._note
+        self.removals.on_error = self.note_failure
         self.partitions: dict[TopicPartition, Partition] = {}
         self.moves = DirectoryMoves(self)
         self._wanted_cluster_id = cluster_id
@@ -363,7 +363,7 @@ class LogManager:
                             new = load_partition(tp, directory, config, clean=True, files=files)
                             made.append(new)
                     except OSError as e:
-                        self._note(parent, e)
+                        self.note_failure(parent, e)
                         raise LogError(
                             f"cannot create partition {', '.join(map(str, some[:10]))} in {parent}:"
                             f" {e}",
@@ -544,7 +544,7 @@ class LogManager:
                 try:
                     self._write_offsets(directory, mine)
                 except OSError as e:
-                    self._note(directory, e)
+                    self.note_failure(directory, e)
                     if directory not in self.offline:
                         failed.append(e)
             if failed:
@@ -606,7 +606,7 @@ class LogManager:
             try:
                 self._write_starts(directory, self._in(directory))
             except OSError as e:
-                self._note(directory, e)
+                self.note_failure(directory, e)
                 raise
 
     # -- directories that fail ---------------------------------------------------------------------
@@ -619,17 +619,14 @@ class LogManager:
     def look_into(self, partition: Partition, error: BaseException) -> None:
         """Work on the files of a partition ended with this error: is it the directory's?  Any
         thread; it may touch the disk."""
-        found = self._note(partition.directory.parent, error)
+        found = self.note_failure(partition.directory.parent, error)
         if found is Trouble.FULL:
             self.on_full(partition)
 
-    def note_failure(self, directory: Path, error: BaseException) -> None:
-        """Work in this log directory ended with that error.  Any thread."""
-        self._note(directory, error)
-
-    def _note(self, directory: Path, error: BaseException) -> Trouble:
-        """What the error says of the directory, which goes offline if it has failed.  If it is
-        full, nothing that is deleted waits there."""
+    def note_failure(self, directory: Path, error: BaseException) -> Trouble:
+        """Work in this log directory ended with that error.  What it says of the directory, which
+        goes offline if it has failed; if it is full, nothing that is deleted waits there.  Any
+        thread."""
         if is_full(error):
             self.removals.make_room(directory)
         if not self.replicated and len(self.log_dirs) == 1:

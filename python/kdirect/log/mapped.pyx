@@ -20,7 +20,8 @@ from kdirect.format.batch cimport (
     BATCH_BAD_CRC, BATCH_OK, BATCH_TRUNCATED, batch_info, check_batch_crc, parse_batch_header)
 from kdirect.format.chain cimport (
     CHAIN_CUT, CHAIN_OK, chain_t, chain_text, follow_batch, follow_batches, start_chain)
-from kdirect.format.layout cimport OFFSET_INDEX_ENTRY_BYTES, TIME_INDEX_ENTRY_BYTES
+from kdirect.format.layout cimport (
+    ATTRIBUTE_CONTROL, ATTRIBUTE_TRANSACTIONAL, OFFSET_INDEX_ENTRY_BYTES, TIME_INDEX_ENTRY_BYTES)
 from kdirect.log.kernel cimport CommitKernel
 
 import os
@@ -366,6 +367,48 @@ def find_timestamp(uint64_t address, uint64_t start, uint64_t end, int64_t times
                 break
             _step(&w)
     return _walked(&w, code, found)
+
+
+def count_batches(uint64_t address, uint64_t start, uint64_t end, int64_t from_offset,
+                  int64_t stop_offset, uint64_t limit, known, *, bint committed_only=False):
+    """(records at the offsets [from_offset, stop_offset) of the batches of [start, end), where the
+    walk over them ended: at `limit`, after at least one batch, if that is less).  -1 records: only
+    reading tells, because one of the two lies within a batch of which records were removed, or,
+    with `committed_only`, because a batch is of a transaction.  `size` is 0 always."""
+    cdef walk_t w
+    cdef int code = CHAIN_OK
+    cdef int64_t records = 0
+    cdef int64_t first
+    cdef int64_t after
+    _start(&w, address, start, end, known)
+    with nogil:
+        while w.at < end and (w.at < limit or w.at == start):
+            code = _follow(&w, False)
+            if code != CHAIN_OK:
+                break
+            if w.info.base_offset >= stop_offset:
+                break
+            first = w.info.base_offset
+            after = first + w.info.last_offset_delta + 1
+            if not w.info.attributes & ATTRIBUTE_CONTROL and after > from_offset:
+                if committed_only and w.info.attributes & ATTRIBUTE_TRANSACTIONAL:
+                    records = -1
+                    break
+                if w.info.records_count == after - first:
+                    records += min(after, stop_offset) - max(first, from_offset)
+                else:
+                    # Nothing confirms the number but the CRC, and what it leaves open are offsets.
+                    code = check_batch_crc(w.data + w.at, end - w.at, &w.info)
+                    if code != BATCH_OK:
+                        break
+                    if w.info.records_count < 0 or w.info.records_count > after - first or (
+                            w.info.records_count > 0
+                            and (first < from_offset or after > stop_offset)):
+                        records = -1
+                        break
+                    records += w.info.records_count
+            _step(&w)
+    return records, _walked(&w, code, False)
 
 
 def whole_batches(uint64_t address, uint64_t start, uint64_t limit, uint64_t end, known, *,

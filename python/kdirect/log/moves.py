@@ -4,10 +4,10 @@ Law of the room: `DirectoryMoves` belongs to a `LogManager` and works with its l
 thread: the broker has moves stepped, and finished.  What a move does to a log is
 `kdirect.log.relocation`'s.
 
-A move is asked for (`ask`), copied (`Move.step`), and done (`finish`), or given up (`forget`, or
-`ask` for another directory).  What is asked of a partition that does not exist is remembered, and
-decides where it is made (`preferred`).  A start goes on with moves that were under way: their
-copies say of what, and where to (`resume`); they are copied again.
+A move is asked for (`ask`), which is on disk when it is answered, copied (`Move.step`), and done
+(`finish`), or given up (`forget`, or `ask` for another directory).  What is asked of a partition
+that does not exist is remembered, and decides where it is made (`preferred`).  A start goes on with
+moves that were under way: their copies say of what, and where to (`resume`); they are copied again.
 """
 
 from __future__ import annotations
@@ -58,32 +58,29 @@ class Move:
         self.parent = parent
         self.is_over = False
         self.told = ""  # why it does not go on, once that is in the log
-        self._copy = FutureCopy(partition, parent, directory)
+        self.is_copying = False  # in a step, or that one has failed
+        self.full_at = -1  # so much was copied when there was no room for more
+        self.copy = FutureCopy(partition, parent, directory)
         self._steps_near = 0
 
     def step(self, most_bytes: int) -> int:
         """Copy some; how many bytes.  OSError, KdirectError; where `is_over`, they say nothing."""
-        copied = self._copy.step(most_bytes)
-        self._steps_near = self._steps_near + 1 if self._missing < FAR_BYTES else 0
+        self.is_copying = True
+        copied = self.copy.step(most_bytes)
+        self.is_copying = False
+        is_near = self.copy.missing_bytes < FAR_BYTES
+        self._steps_near = self._steps_near + 1 if is_near else 0
         return copied
 
     def is_ready(self, most_bytes: int = FAR_BYTES) -> bool:
         """Is so little missing that it may be copied while the log stands still, and at once?  Not
         more than `most_bytes`."""
         near = CLOSE_BYTES if self._steps_near < PATIENCE_STEPS else FAR_BYTES
-        return self._copy.has_begun and self._missing < min(near, most_bytes)
-
-    @property
-    def _missing(self) -> int:
-        return self._copy.missing_bytes
-
-    @property
-    def copy(self) -> FutureCopy:
-        return self._copy
+        return self.copy.has_begun and self.copy.missing_bytes < min(near, most_bytes)
 
     def replica(self) -> FutureReplica:
         """Any thread."""
-        partition, copy = self.partition, self._copy
+        partition, copy = self.partition, self.copy
         lag = max(0, partition.log_end_offset - copy.end_offset)
         size = max(0, partition.size - copy.missing_bytes)
         return FutureReplica(partition.topic_partition, self.parent, size, lag)
@@ -104,7 +101,7 @@ class Logs(Protocol):
     def checkpoints_of_move(self, partition: Any, to: Path) -> AbstractContextManager[InPlace]:
         """Within it the partition goes on in another directory, by what it gives."""
 
-    def note_failure(self, directory: Path, error: BaseException) -> None:
+    def note_failure(self, directory: Path, error: BaseException) -> object:
         """Work in this log directory ended with that error."""
 
 
@@ -122,7 +119,8 @@ class DirectoryMoves:
 
     def ask(self, tp: TopicPartition, directory: Path) -> bool:
         """Move a partition to that log directory, which works; the one that it is in ends a move.
-        False: it does not exist, and will be made there.  ClosedError."""
+        False: it does not exist, and will be made there.  ClosedError; OSError, which is noted,
+        where the copy cannot begin."""
         with self._logs.changing():
             partition, move = self._logs.partitions.get(tp), self._moves.get(tp)
             if partition is None:
@@ -134,8 +132,19 @@ class DirectoryMoves:
             if move is not None:
                 self._give_up(move)
             if partition.directory.parent != directory:
-                self._moves[tp] = Move(partition, directory)
+                self._moves[tp] = self._begun(Move(partition, directory))
             return True
+
+    def _begun(self, move: Move) -> Move:
+        """With its directory: from here on a start knows of the move."""
+        try:
+            move.copy.begin()
+        except OSError as e:
+            move.copy.discard()
+            log.error("%s is not moved to %s: %s", move.partition.topic_partition, move.parent, e)
+            self._logs.note_failure(move.parent, e)
+            raise
+        return move
 
     def forget(self, partition: Partition) -> None:
         """The partition is let go, or deleted."""
@@ -223,10 +232,14 @@ class DirectoryMoves:
 
     def failed(self, move: Move, error: Exception) -> None:
         """A step, or the end, has failed: which directory's fault is it?  The move goes on later,
-        unless the one that it leads to is lost."""
+        unless the one that it leads to is lost, or has no room, also where what was deleted there
+        made some: the partial copy goes, for others need its room."""
         if move.is_over or isinstance(error, ClosedError):
             return
         tp = move.partition.topic_partition
+        if is_full(error) and move.is_copying and move.full_at == move.copy.copied_bytes:
+            self._end(move, f"there is no room in {move.parent} ({error}); ask again once there is")
+            return
         if str(error) != move.told:  # it is tried again and again
             move.told = str(error)
             expected = isinstance(error, KdirectError | OSError)
@@ -236,6 +249,7 @@ class DirectoryMoves:
                 exc_info=None if expected else error,
             )
         if is_full(error):
+            move.full_at = move.copy.copied_bytes
             self._logs.note_failure(move.parent, error)  # deleted files that wait make room
         else:
             for directory in (move.parent, move.partition.directory.parent):
@@ -247,13 +261,14 @@ class DirectoryMoves:
         """Give up the moves to directories that have failed."""
         for move in self.under_way():
             if move.parent in self._logs.offline:
-                with self._logs.changing():
-                    if self._moves.get(move.partition.topic_partition) is move:
-                        log.error(
-                            "%s is not moved: log directory %s has failed",
-                            *(move.partition.topic_partition, move.parent),
-                        )
-                        self._give_up(move)
+                self._end(move, f"log directory {move.parent} has failed")
+
+    def _end(self, move: Move, why: str) -> None:
+        """Give it up, and say why."""
+        with self._logs.changing():
+            if self._moves.get(move.partition.topic_partition) is move:
+                log.error("%s is not moved: %s", move.partition.topic_partition, why)
+                self._give_up(move)
 
     @property
     def has_left(self) -> bool:

@@ -46,7 +46,7 @@ from kdirect.errors import (
     OffsetOutOfRangeError,
     StorageFullError,
 )
-from kdirect.log import checkpoint, reading, time_lookup
+from kdirect.log import checkpoint, reading, record_count, time_lookup
 from kdirect.log.aborted_index import AbortedFiles
 from kdirect.log.ack_gate import AckGate
 from kdirect.log.clock import now_ms as now_ms
@@ -59,7 +59,7 @@ from kdirect.log.kernel import NO_HEAD, NO_SPACE, CommitKernel
 from kdirect.log.kernel_head import freeze_head
 from kdirect.log.kernel_marks import allow_gaps_below
 from kdirect.log.kernel_producers import known_producers
-from kdirect.log.kernel_transactions import append_marker
+from kdirect.log.kernel_transactions import MARKER_SIZE, append_marker, has_marker_room
 from kdirect.log.recompression import is_kept, recompressed
 from kdirect.log.record_keys import (
     INVALID_RECORD,
@@ -255,21 +255,24 @@ class Partition(Relocation):
         return result
 
     def append_nowait(
-        self, data: bytes | bytearray | memoryview, at_ms: int
+        self, data: bytes | bytearray | memoryview, at_ms: int, *, own: bool = False
     ) -> AppendResult | None:
         """`append` without file work and without waiting for any.  None, and nothing has changed,
         where room has to be made first, or records are to be decompressed or compressed: then
         `append` does it, on a thread that may wait.  Where
         `acknowledgements_wait` afterwards, the caller flushes before it acknowledges.
-        NotLeaderError, here as in `append`, while the log is a copy of another broker's."""
+        NotLeaderError, here as in `append`, while the log is a copy of another broker's.
+        `own`: the broker has made the batches itself, whose records have keys and no codec."""
         if self._is_copy:
             self._check_led()
-        if self.config.compacts:
+        if not own and self.config.compacts:
             keyed = are_keyed_nowait(data)
             if not keyed:
                 return None if keyed is None else refuse_keyless_nowait(data)
-        if (codec := self.config.codec) is not None and not is_kept(data, codec):
-            return None
+        if (codec := self.config.codec) is not None:
+            kept = codec.name == "none" if own else is_kept(data, codec)
+            if not kept:
+                return None
         result = self.kernel.append(data, at_ms)
         return None if result.error in (NO_SPACE, NO_HEAD) else result
 
@@ -286,6 +289,17 @@ class Partition(Relocation):
             self._check_led()
         result = append_marker(self.kernel, batch, at_ms)
         return None if result.error in (NO_SPACE, NO_HEAD) else result
+
+    def has_marker_room(self, count: int, at_ms: int) -> bool:
+        """Whether so many markers can be appended now without file work."""
+        return has_marker_room(self.kernel, count, at_ms)
+
+    def make_marker_room(self, count: int) -> None:
+        """The file work, on a thread that may wait.  Other appends may take the room at once.
+        NotLeaderError, StorageFullError."""
+        with self._append_lock:
+            self._check_led()
+            self.ensure_head(count * MARKER_SIZE)
 
     def acknowledgements_wait(self) -> bool:
         """Does what was appended have to be on disk before it is acknowledged?  Then `flush`, here
@@ -416,6 +430,22 @@ class Partition(Relocation):
             view, segments = self.kernel.view(), self._segments
         limit = self.config.max_plain_batch_bytes
         return time_lookup.first_at(timestamp_ms, view, segments, str(self.topic_partition), limit)
+
+    def count_records(
+        self,
+        start: int,
+        stop: int,
+        *,
+        committed_only: bool,
+        allowance: record_count.Allowance | None = None,
+    ) -> record_count.CountedRange | None:
+        """How many records a consumer gets from the offsets [start, stop), or from the first of
+        them; None: only reading tells.  Takes long: see `kdirect.log.record_count`."""
+        with self._lock:
+            view, segments = self.kernel.view(), self._segments
+        return record_count.count(
+            view, segments, start, stop, committed_only=committed_only, allowance=allowance
+        )
 
     def largest_timestamp(self) -> tuple[int, int] | None:
         """(offset, timestamp) of the first record with the largest timestamp, or None (Kafka's

@@ -11,8 +11,7 @@ there misses one, and a log full of such batches costs no more than one of them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-from typing_extensions import Buffer
+from typing import TYPE_CHECKING
 
 from kdirect.errors import ClosedError
 from kdirect.format.batch import iterate_batches
@@ -21,6 +20,9 @@ from kdirect.log.mapped import Walk, copy_bytes
 from kdirect.log.segment import Segment
 from kdirect.log.segment_search import batch_for_timestamp
 from kdirect.log.views import KernelView
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 
 def first_in_batch(

@@ -141,22 +141,29 @@ class PlannedJob:
         ranges: Mapping[Partition, Range],
         ends: Mapping[Partition, Range],
         *,
-        topic_ids: Mapping[str, str] | None = None,
         closes_all: bool = False,
     ) -> None:
         """Batch `number` reads `ranges` (every partition is there, also those with nothing new),
         and all batches before it are committed.  `ends`: the first and the next offset of each
         partition.  It runs when its executors have come, and once more for those that come again.
-        `topic_ids`: the ids of the topics, "" where brokers assign none.  `closes_all`: it is the
-        last one, and all windows are emitted.
+        `closes_all`: it is the last one, and all windows are emitted.
 
         Raises StateDirectoryError where the batch does not follow what the directory has, and
         DataLossError where records that it reads are gone."""
 
+        self._call_or_fail(lambda: self._server.plan(number, ranges, ends, closes_all=closes_all))
+
+    def check_topics(self, found: Mapping[str, str]) -> None:
+        """Before a batch is planned: DataLossError if a topic was made again since the job met it.
+        `found`: the ids of the topics, "" where brokers assign none."""
+        self._call_or_fail(lambda: self._directory.check_topics(found))
+
+    def _call_or_fail(self, work: Callable[[], None]) -> None:
+        """An error of `work` ends the job."""
+
         def call() -> None:
             try:
-                self._directory.check_topics(topic_ids or {})
-                self._server.plan(number, ranges, ends, closes_all=closes_all)
+                work()
             except Exception as e:
                 self._fail(e)
                 raise

@@ -97,7 +97,8 @@ class TopicSource:
     too far ahead (the wall clock of the batch plus max_ahead_us).  `limits`: how long the columns
     may be (the plan's `row_limits`).  `block_bytes`: of records, after which a block ends whatever
     `where` left of them.  One thread; use it as a context manager, or `close` it: then what READs
-    the partition serves the next source of it.
+    the partition serves the next source of it.  `topic_id` and `live_ms`: see `Session.reader`;
+    with the second a block without rows may mean that nothing is there.
 
     Raises from `blocks` what a `Reader` raises, and BadValueError in mode FAILFAST."""
 
@@ -115,6 +116,8 @@ class TopicSource:
         block_rows: int = BLOCK_ROWS,
         block_bytes: int = BLOCK_BYTES,
         timeout_ms: int | None = None,
+        topic_id: str | None = None,
+        live_ms: int | None = None,
     ) -> None:
         if input.topic != tp.topic:
             raise ConfigError(
@@ -138,7 +141,14 @@ class TopicSource:
         self._latest_us = LATEST_US if latest_us is None else min(latest_us, LATEST_US)
         self._block_rows = block_rows
         self._block_bytes = block_bytes
-        self._reader: Reader = session.reader(tp, start_offset, stop_offset, timeout_ms=timeout_ms)
+        self._reader: Reader = session.reader(
+            tp,
+            start_offset,
+            stop_offset,
+            timeout_ms=timeout_ms,
+            topic_id=topic_id,
+            live_ms=live_ms,
+        )
 
     @classmethod
     def of_plan(
@@ -183,6 +193,11 @@ class TopicSource:
         return self._next_offset
 
     @property
+    def newest_ms(self) -> int:
+        """See `Reader.newest_ms`."""
+        return self._reader.newest_ms
+
+    @property
     def transport(self) -> str:
         """What the records are read over: shm, verbs or tcp.  Before the first block, what the
         session prefers."""
@@ -191,6 +206,10 @@ class TopicSource:
     def statistics(self) -> dict[str, int]:
         """See `Reader.statistics`."""
         return self._reader.statistics()
+
+    def check_topic(self) -> None:
+        """See `Reader.check_topic`."""
+        self._reader.check_topic()
 
     def close(self) -> None:
         self._reader.close()

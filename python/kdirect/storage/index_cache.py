@@ -28,9 +28,7 @@ import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Container, Mapping
 from pathlib import Path
-from typing import NamedTuple
-
-from typing_extensions import Buffer
+from typing import TYPE_CHECKING, NamedTuple
 
 from kdirect.errors import FormatError, LogError
 from kdirect.format.batch import crc32c
@@ -41,6 +39,9 @@ from kdirect.log.mapped import MappedBytes
 from kdirect.log.mapped import Mapping as MappedFile
 from kdirect.storage.flights import Flights
 from kdirect.storage.segment_indexes import Part, SegmentIndexes
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 log = logging.getLogger("kdirect.storage")
 
@@ -57,7 +58,7 @@ _SUMS = struct.Struct("<8sQQQ QIQIQI I")
 _MAGIC = b"KDINDEX1"
 _STEM = re.compile(r"(0|[1-9][0-9]{0,18})_([A-Za-z0-9_-]{22})\Z")
 
-Sections = Mapping[Section, Buffer]
+Sections = Mapping[Section, "Buffer"]
 
 
 class _Entry(NamedTuple):

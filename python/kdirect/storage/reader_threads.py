@@ -40,6 +40,7 @@ class ReaderThreads:
         self._promised: set[Future[Any]] = set()
         self._busy = 0
         self._started = False
+        self._running = 0  # threads that were started and have not left
         self.closed = False
 
     @property
@@ -72,6 +73,14 @@ class ReaderThreads:
                 self._changed.notify()
         return True
 
+    def resize(self, threads: int) -> None:
+        """Be so many from now on; those that are too many go once they have nothing in hand."""
+        with self._changed:
+            self._count = max(threads, 1)
+            if self._started and not self.closed:
+                self._start_missing()
+            self._changed.notify_all()
+
     def close(self) -> None:
         with self._changed:
             self.closed = True
@@ -90,8 +99,12 @@ class ReaderThreads:
     def _start(self) -> None:
         if not self._started:
             self._started = True
-            for _ in range(self._count):
-                threading.Thread(target=self._run, name=self._name, daemon=True).start()
+            self._start_missing()
+
+    def _start_missing(self) -> None:
+        while self._running < self._count:
+            self._running += 1
+            threading.Thread(target=self._run, name=self._name, daemon=True).start()
 
     def _run(self) -> None:
         while (task := self._next()) is not None:
@@ -102,9 +115,12 @@ class ReaderThreads:
                     self._busy -= 1
 
     def _next(self) -> Callable[[], object] | None:
-        """What is to be done now; None at the end."""
+        """What is to be done now; None at the end, and for a thread that is one too many."""
         with self._changed:
             while not self.closed:
+                if self._running > self._count:
+                    self._running -= 1
+                    return None
                 task = self._choose()
                 if task is not None:
                     self._busy += 1

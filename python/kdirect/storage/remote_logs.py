@@ -164,6 +164,11 @@ class RemoteLogs:
         self._closed = False
         self._told: dict[str, float] = {}
 
+    def reconfigure(self, *, copiers: int, expirers: int, copy_rate: int) -> None:
+        """Have so many threads, and copy so many bytes per second at most, from now on."""
+        self._threads.resize(copiers=copiers, expirers=expirers)
+        self.throttle.bytes_per_second = copy_rate
+
     # -- metadata ----------------------------------------------------------------------------------
 
     def apply(self, record: Record) -> None:

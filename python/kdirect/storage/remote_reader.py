@@ -112,6 +112,12 @@ class RemoteReader:
             0,
         )
 
+    def reconfigure(self, *, threads: int, bytes_per_second: int, index_bytes: int) -> None:
+        """Any thread.  The files of indexes are fewer once the next one comes."""
+        self._threads.resize(threads)
+        self.throttle.bytes_per_second = bytes_per_second
+        self._indexes.max_bytes = index_bytes
+
     # -- questions ---------------------------------------------------------------------------------
 
     def read(

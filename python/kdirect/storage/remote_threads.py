@@ -49,6 +49,11 @@ class RemoteThreads:
         """Until the event is set; False when it was not in this time."""
         return event.wait(timeout_s)
 
+    def resize(self, *, copiers: int, expirers: int) -> None:
+        """Have so many threads from now on; what is under way goes on."""
+        self._copiers.resize(copiers)
+        self._expirers.resize(expirers)
+
     # -- work --------------------------------------------------------------------------------------
 
     def copy(self, work: Callable[[], None]) -> None:

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import struct
 from bisect import bisect_right
-from typing import NamedTuple
-
-from typing_extensions import Buffer
+from typing import TYPE_CHECKING, NamedTuple
 
 from kdirect.errors import FormatError
 from kdirect.format import layout
@@ -22,6 +20,9 @@ from kdirect.log.mapped import (
     search_offset_index,
     search_time_index,
 )
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 _OFFSET_ENTRY = struct.Struct(">II")
 

@@ -16,8 +16,8 @@ _LONGEST_SLEEP_S = 0.2  # then `stop` is asked again
 
 
 class Throttle:
-    """See the module.  `bytes_per_second` may be changed at any time; UNLIMITED waits for
-    nothing."""
+    """See the module.  `bytes_per_second` may be changed at any time, which ends the waits of
+    before; UNLIMITED waits for nothing."""
 
     def __init__(
         self,
@@ -31,6 +31,7 @@ class Throttle:
         self._sleep = sleep
         self._lock = threading.Lock()
         self._due = 0.0  # when the next byte may be taken
+        self._due_at = bytes_per_second  # by which rate
 
     def take(self, size: int, stop: Callable[[], bool] = lambda: False) -> None:
         """Return when `size` more bytes may go, or `stop` says that nobody wants them any more."""
@@ -39,10 +40,12 @@ class Throttle:
             return
         with self._lock:
             now = self._clock()
+            if rate != self._due_at:  # what is owed at another rate is forgotten
+                self._due, self._due_at = 0.0, rate
             begin = max(self._due, now - BURST_S)
             self._due = begin + size / rate
             until = self._due
-        while (left := until - self._clock()) > 0 and not stop():
+        while (left := until - self._clock()) > 0 and self.bytes_per_second == rate and not stop():
             pause = min(left, _LONGEST_SLEEP_S)
             self._sleep(pause)
             self.waited_s += pause

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import NamedTuple
-
-from typing_extensions import Buffer
+from typing import TYPE_CHECKING, NamedTuple
 
 from kdirect.errors import CorruptObjectError
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 LONGEST = 1 << 16
 

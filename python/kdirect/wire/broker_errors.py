@@ -8,9 +8,11 @@ from kdirect.format.error_codes import error_kind
 _HINTS = {
     2: "the batch was damaged on its way, or its encoder is at fault",
     7: "the broker waited for replicas in vain; raise request.timeout.ms or look at the replicas",
-    10: "lower batch.bytes, or raise max.message.bytes of the topic",
+    10: "raise max.message.bytes of the topic; only if no single record is that large, a lower "
+    "batch.bytes helps too",
     17: "use 1 to 249 characters of a-z A-Z 0-9 . _ -",
-    18: "lower batch.bytes, or raise segment.bytes of the topic",
+    18: "raise segment.bytes of the topic; only if no single record is that large, a lower "
+    "batch.bytes helps too",
     19: "the topic's min.insync.replicas is above its replicas in sync",
     20: "the topic's min.insync.replicas is above its replicas in sync",
     29: "ask for the right to use this topic",

@@ -207,6 +207,12 @@ class Connection:
         """Do both sides speak this version of `message`, or a later one?"""
         return self.supports(message.API_KEY) and self.version_for(message) >= version
 
+    def offers(self, message: Any, version: int) -> bool:
+        """Does the broker speak this version of `message`, also where clients choose a lower one
+        (`kdirect.wire.versions`)?"""
+        low, high = self._versions.get(message.API_KEY, (0, -1))
+        return low <= version <= high
+
     def version_for(self, message: Any) -> int:
         """The highest version of `message` that both sides speak; ProtocolError names both ranges
         when there is none."""
@@ -258,14 +264,20 @@ class Connection:
         return self._await(pending, timeout_ms, deadline) if message.expect_response() else None
 
     def submit(
-        self, message: Any, timeout_ms: float | None = None, *, most: int | None = None
+        self,
+        message: Any,
+        timeout_ms: float | None = None,
+        *,
+        most: int | None = None,
+        at: int | None = None,
     ) -> Pending:
         """Send `message` without waiting for the answer.  An error raised here means that the
         broker did not get the whole request and did not act on it.  For acks=0 the Pending is done
-        when the request has left.  `most`: the highest version to use."""
+        when the request has left.  `most`: the highest version to use; `at`: the one to use, which
+        the broker `offers`."""
         return self._submit(
             message,
-            self._version_up_to(message, most),
+            at if at is not None else self._version_up_to(message, most),
             self._monotonic() + (self.timeout_ms if timeout_ms is None else timeout_ms) / 1000,
         )
 

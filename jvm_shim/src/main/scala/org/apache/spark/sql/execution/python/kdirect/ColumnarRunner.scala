@@ -38,17 +38,30 @@ final class ColumnarRunner(
     ArrowPythonRunner.getPythonRunnerConfMap(conf),
     metrics,
     jobArtifactUUID,
-    sessionUUID) with BatchedPythonArrowInput
+    sessionUUID) with BatchedPythonArrowInput {
+    // Each batch goes to the worker at once, and does not wait for more to fill a buffer.
+    override protected val timelyFlushEnabled: Boolean = true
+    override protected val timelyFlushTimeoutNanos: Long = 0L
+  }
 
   /**
    * The batches that `read` yields for one input row. A batch is valid until the next one is asked
    * for, because Arrow loads all of them into the same vectors. The worker, its socket and the
    * vectors end with the task.
    */
-  def run(row: InternalRow, context: TaskContext): Iterator[ColumnarBatch] = {
+  def run(row: InternalRow, context: TaskContext): Iterator[ColumnarBatch] =
+    run(Iterator(Iterator(row)), context)
+
+  /**
+   * The same for batches of input rows, none of them empty. They are asked for, one by one, by the
+   * thread that asks for what is yielded.
+   */
+  def run(
+      input: Iterator[Iterator[InternalRow]],
+      context: TaskContext): Iterator[ColumnarBatch] = {
     var struct: ArrowColumnVector = null
     var columns: ColumnarBatch = null
-    val rows = Iterator(Iterator(InternalRow(row)))
+    val rows = input.map(_.map(InternalRow(_)))
     runner.compute(rows, context.partitionId(), context).map { batch =>
       val column = batch.column(0).asInstanceOf[ArrowColumnVector]
       if (column ne struct) {

@@ -18,12 +18,13 @@ import org.apache.spark.sql.vectorized.ColumnarBatch
 
 /**
  * Made on the driver, used in tasks. `read` is the pickled read function, which yields Arrow
- * batches of `schema`.
+ * batches of `schema`. `counted` gets what each reader has counted when it ends.
  */
 final class ColumnarReaderFactory(
     source: UserDefinedPythonDataSource,
     read: Array[Byte],
-    schema: StructType)
+    schema: StructType,
+    counted: Option[CountsOfTasks] = None)
     extends PartitionReaderFactory {
 
   private val jobArtifactUUID = JobArtifactSet.getCurrentJobArtifactState.map(_.uuid)
@@ -40,7 +41,7 @@ final class ColumnarReaderFactory(
 
   override def createColumnarReader(partition: InputPartition): PartitionReader[ColumnarBatch] = {
     val pickled = partition.asInstanceOf[PythonInputPartition].pickedPartition
-    new ColumnarReader(source, read, pickled, schema, jobArtifactUUID, sessionUUID)
+    new ColumnarReader(source, read, pickled, schema, counted, jobArtifactUUID, sessionUUID)
   }
 }
 
@@ -49,18 +50,25 @@ private final class ColumnarReader(
     read: Array[Byte],
     partition: Array[Byte],
     schema: StructType,
+    counted: Option[CountsOfTasks],
     jobArtifactUUID: Option[String],
     sessionUUID: Option[String])
     extends PartitionReader[ColumnarBatch] {
 
   private val metrics: Map[String, SQLMetric] = PythonCustomMetric.pythonMetrics
 
+  private val file = new CountsFile
+  private var closed = false
+
   private val batches: Iterator[ColumnarBatch] = {
-    val input = UserDefinedPythonDataSource.readInputSchema
+    val inputSchema = UserDefinedPythonDataSource.readInputSchema
     val function = source.createPythonFunction(read)
     val runner = new ColumnarRunner(
-      function, input, schema, metrics, jobArtifactUUID, sessionUUID, SQLConf.get)
-    runner.run(InternalRow(partition), TaskContext.get())
+      function, inputSchema, schema, metrics, jobArtifactUUID, sessionUUID, SQLConf.get)
+    val input = file.path.fold(partition)(x => TaskCounts.partition(partition, x.toString))
+    // Nobody closes a reader that could not be made, as where no Python process can be started.
+    try runner.run(InternalRow(input), TaskContext.get())
+    catch { case e: Throwable => file.close(); throw e }
   }
 
   private var batch: ColumnarBatch = _
@@ -69,10 +77,15 @@ private final class ColumnarReader(
 
   override def get(): ColumnarBatch = batch
 
-  // Nothing to do: the runner has registered a listener with the task, which ends the worker or
-  // keeps it for the next task.
-  override def close(): Unit = ()
+  // The worker is not this method's: the runner has registered a listener with the task, which ends
+  // the worker or keeps it for the next task.
+  override def close(): Unit = if (!closed) {
+    closed = true
+    counted.foreach(_.add(file.counts()))
+    file.close()
+  }
 
   override def currentMetricsValues(): Array[CustomTaskMetric] =
-    source.createPythonTaskMetrics(metrics.map { case (name, metric) => name -> metric.value })
+    source.createPythonTaskMetrics(metrics.map { case (name, metric) => name -> metric.value }) ++
+      Metrics.ofReader(file.counts())
 }

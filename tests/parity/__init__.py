@@ -1,0 +1,1 @@
+"""Scenarios of Spark's Kafka suites, each with format("kafka") and format("kdirect")."""
