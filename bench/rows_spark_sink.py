@@ -2,7 +2,8 @@
 
 How many rows a second a batch writes, beside at-least-once; how long a task waits for its attempt
 where many are open; how long the commit of a batch takes once all is written; and how many
-micro-batches of one row go through source and sink a second.
+micro-batches of one row go through source and sink a second, beside those of a source and a sink
+that do nothing (Spark's own `rate-micro-batch` and noop).
 Spark has one session with the settings of `kdirect_spark.session_builder`, and checkpoints are in
 memory where there is room for them (/dev/shm).
 """
@@ -28,6 +29,7 @@ COMMIT_BAR_MS = 5.0
 OPEN = 3_000  # attempts of a batch at one time
 JOINS = 500  # that are measured
 MICRO_BAR = 15.0  # micro-batches a second
+WARM_BATCHES = 20  # of each query, before its batches count: Spark's code is compiled meanwhile
 STAGES = ("latestOffset", "queryPlanning", "walCommit", "addBatch", "commitOffsets",
           "triggerExecution")  # fmt: skip
 
@@ -144,11 +146,14 @@ def attempts_commit(seconds: float, quick: bool) -> list[Figure]:
 
 def spark_sink_micro(seconds: float, quick: bool) -> list[Figure]:
     """Micro-batches of one row a second, through source and sink: exactly-once, at-least-once, and
-    into Spark's noop sink."""
+    into Spark's noop sink; and out of Spark's own source into noop, which is what Spark takes for
+    itself."""
     figures = []
     with spark_and_broker(in_memory=True) as (spark, address, directory):
         fill(address, "one-by-one", 200 if quick else 20_000, 100)
-        rates: dict[str, list[float]] = {"exactly-once": [], "at-least-once": [], "noop": []}
+        rates: dict[str, list[float]] = {
+            "exactly-once": [], "at-least-once": [], "noop": [], "floor": [],
+        }  # fmt: skip
         stages: dict[str, dict[str, list[float]]] = {key: {s: [] for s in STAGES} for key in rates}
         rounds = 1 if quick else 3
         turn_s = 0.5 if quick else max(2.0, seconds / (rounds * len(rates)) - 2)
@@ -164,7 +169,8 @@ def spark_sink_micro(seconds: float, quick: bool) -> list[Figure]:
             figures.append(
                 figure(
                     row, medians[key], "1/s", f"bar: {MICRO_BAR:.0f}/s", MICRO_BAR,
-                    noop_per_s=medians["noop"], low=min(rates[key]), high=max(rates[key]),
+                    noop_per_s=medians["noop"], spark_alone_per_s=medians["floor"],
+                    low=min(rates[key]), high=max(rates[key]),
                     durations_ms={s: round(statistics.median(t), 1)
                                   for s, t in stages[key].items() if t},
                     master="local[1]",
@@ -177,13 +183,19 @@ def _one_row_batches(
     spark: Any, address: str, checkpoint: str, sink: str, seconds: float,
     stages: dict[str, list[float]],
 ) -> float:  # fmt: skip
+    if sink == "floor":
+        source = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 1)
+    else:
+        source = (
+            spark.readStream.format("kdirect").option("kafka.bootstrap.servers", address)
+            .option("subscribe", "one-by-one").option("startingOffsets", "earliest")
+            .option("maxOffsetsPerTrigger", 1)
+        )  # fmt: skip
     writer = (
-        spark.readStream.format("kdirect").option("kafka.bootstrap.servers", address)
-        .option("subscribe", "one-by-one").option("startingOffsets", "earliest")
-        .option("maxOffsetsPerTrigger", 1).load().select("value")
+        source.load().select("value")
         .writeStream.trigger(processingTime="0 seconds").option("checkpointLocation", checkpoint)
     )  # fmt: skip
-    if sink == "noop":
+    if sink in ("noop", "floor"):
         writer = writer.format("noop")
     else:
         writer = (
@@ -193,7 +205,7 @@ def _one_row_batches(
     query = writer.start()
     try:
         deadline = time.monotonic() + 60
-        while (query.lastProgress or {"batchId": -1})["batchId"] < 5:
+        while (query.lastProgress or {"batchId": -1})["batchId"] < WARM_BATCHES:
             if not query.isActive or time.monotonic() > deadline:
                 raise RuntimeError(f"the query did not get going: {query.exception()}")
             time.sleep(0.02)

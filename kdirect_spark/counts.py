@@ -28,6 +28,8 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.serializers import CPickleSerializer
 
+from kdirect.errors import KdirectError
+
 if TYPE_CHECKING:
     from pyspark.sql.datasource import InputPartition
 
@@ -189,11 +191,10 @@ def partition_with_counts(pickled: bytes, path: str) -> InputPartition:
 
 
 class WriterCounts:
-    """What one task does with a producer, which may serve other tasks before and after.
-    `transport`: of the session."""
+    """What one task does with a producer, which may serve other tasks before and after."""
 
     def __init__(self) -> None:
-        self.transport = ""
+        self._transport = ""
         self._before: dict[str, int] = {}
         self._after: dict[str, int] = {}
         self._waited_s = 0.0
@@ -201,9 +202,14 @@ class WriterCounts:
     def begin(self, producer: Any) -> None:
         self._before = _numbers(producer.statistics())
 
-    def end(self, producer: Any) -> None:
-        """Called once all records are acknowledged."""
+    def end(self, producer: Any, session: Any) -> None:
+        """Called once all records are acknowledged.  `session`: of the producer."""
         self._after = _numbers(producer.statistics())
+        try:
+            # Known by now where records went one-sidedly; else a broker may be asked.
+            self._transport = session.transport
+        except KdirectError as e:
+            log.debug("the transport of a task is not told: %s", e)
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
@@ -219,7 +225,7 @@ class WriterCounts:
         """WRITTEN, without the rows."""
         made = {name: n - self._before.get(name, 0) for name, n in self._after.items()}
         ways = {way: made.get(f"{way}_bytes", 0) for way in ("rdma", "send", "tcp")}
-        direct = bit_of(self.transport) if ways["rdma"] or ways["send"] else 0
+        direct = bit_of(self._transport) if ways["rdma"] or ways["send"] else 0
         return {
             "requests": sum(made.get(f"{way}_requests", 0) for way in ways),
             "write_bytes": ways["rdma"],

@@ -51,11 +51,14 @@ OTHER_PYTHONS = (
 # With a local master, Spark's checkpoints are local files.  Spark's default class starts several
 # processes for each file, and its plain one two (chmod, for the file and its checksum), which take
 # some 7 ms each: a micro-batch writes two files.  The shim's writes the same files without one.  It
-# extends the plain class where Spark 4.1 and later have it.
+# extends the plain class where Spark 4.1 and later have it.  The shim puts its class in the place
+# of the plain one where it is asked to: a name in the settings would end every stream of a session
+# whose jars are chosen after ours.
 CHECKPOINT_FILES = "spark.sql.streaming.checkpointFileManagerClass"
 PLAIN_FILES = "FileSystemBasedCheckpointFileManager"
 PLAIN_FILES_OF_SHIM = f"org.apache.spark.sql.execution.streaming.checkpointing.{PLAIN_FILES}"
 FILES_OF_SHIM = SHIM_CLASS.replace("KdirectSource", "CheckpointFiles")
+ASK_FOR_FILES_OF_SHIM = "spark.kdirect.checkpointFiles"
 
 
 def configure(builder: Any) -> Any:
@@ -95,7 +98,7 @@ def configure(builder: Any) -> Any:
             ]
             builder = builder.config("spark.jars", ",".join([*jars, str(compiled)]))
             if files == PLAIN_FILES_OF_SHIM:
-                files = FILES_OF_SHIM
+                builder = builder.config(ASK_FOR_FILES_OF_SHIM, "true")
     if files is not None:
         builder = builder.config(CHECKPOINT_FILES, files)
     return builder

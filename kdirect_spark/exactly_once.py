@@ -120,7 +120,7 @@ class TaskAttempt:
         if self._producer is not None:
             with self.counts.waiting():
                 self._producer.flush()
-            self.counts.end(self._producer)
+            self.counts.end(self._producer, worker.session(self._settings.client))
             failpoints.reached("sink, records are flushed")
             self._producer.close()
         return self._attempt

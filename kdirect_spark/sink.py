@@ -190,7 +190,7 @@ class _AtLeastOnce:
         if self._producer is not None:
             with self.counts.waiting():
                 self._producer.flush()
-            self.counts.end(self._producer)
+            self.counts.end(self._producer, worker.session(self._settings.client))
 
     def explained(self, error: BaseException) -> None:
         """Nothing more is to be said."""
@@ -232,7 +232,6 @@ class _Writer(SameVersion):
                 if session is None:
                     worker.keep_session(settings.client)
                     session = worker.session(settings.client)
-                    attempt.counts.transport = session.transport
                 reach_topics(session, settings.topic, batch)
                 attempt.send(batch)
                 rows += batch.num_rows

@@ -2,8 +2,9 @@
 
 Most tests start brokers and clients and wait for them, one test at a time, while a core stands
 still.  So the tests are in parts, each a process of its own: those of `APART`, most of which start
-several brokers, JVMs or Spark, and all others.  `LANES` parts run side by side; when one has ended
-the next begins, so that however long each of them takes, two run until nearly all is done.
+several brokers, JVMs or Spark, and all others.  `LANES` parts run side by side, the calm one among
+them; when one has ended the next begins, so that however long each of them takes, some run until
+nearly all is done.
 
 The tests of `CALM` take what they leave: nothing in them depends on how fast they are, no process
 on the other side, no socket, no deadline that is meant; they compute, in simulated time if any.  So
@@ -74,7 +75,7 @@ APART = {
     "several brokers": ("tests/members",),
     "Java": ("tests/examples", "tests/java", "tests/packaging/test_jar_in_spark.py"),
 }
-LANES = 2  # parts that run side by side, beside the calm one
+LANES = 3  # parts that run side by side
 # A file by which somebody says that cores are free: until it is there, the calm part runs alone.
 FREE = "KDIRECT_LANES_FREE"
 # Set in the process of a part only: the directory in which it finds what to run and leaves what
@@ -211,7 +212,7 @@ class Whole:
         """May one more part begin that is not calm?"""
         if self.free is not None and not self.free.exists():
             return False
-        return sum(not part.is_calm for part in waiting) < LANES
+        return len(waiting) < LANES
 
     def _done(self, reports: Reports) -> None:
         if self.held is None or not has_failed(reports):

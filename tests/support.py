@@ -170,3 +170,26 @@ class BrokerProcess:
     def kill(self) -> None:
         """SIGKILL."""
         self._end(signal.SIGKILL)
+
+
+def spark_workers() -> list[int]:
+    """The Python workers of the tasks of this process's Spark session, also idle ones."""
+    children: dict[int, list[int]] = {}
+    args: dict[int, str] = {}
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            command = (entry / "cmdline").read_bytes()
+        except OSError:
+            continue  # it has ended meanwhile
+        children.setdefault(parent, []).append(int(entry.name))
+        args[int(entry.name)] = command.replace(b"\0", b" ").decode().strip()
+    mine, todo = [], [os.getpid()]
+    while todo:
+        for pid in children.get(todo.pop(), []):
+            mine.append(pid)
+            todo.append(pid)
+    daemons = [p for p in mine if args[p].endswith(".daemon pyspark.worker")]
+    return [p for p in daemons if p not in children or not children[p]]

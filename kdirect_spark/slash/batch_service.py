@@ -129,7 +129,11 @@ class BatchService:
     def _serve(self) -> None:
         try:
             while not self._closed:
-                self._turn()
+                try:
+                    self._turn()
+                except OSError as e:  # no descriptor is free: others may give theirs back
+                    log.warning("tasks of batch queries wait: %s", e)
+                    time.sleep(TURN_S)
         finally:
             self._listener.close()
             for peer in self._peers:

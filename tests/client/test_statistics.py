@@ -67,9 +67,7 @@ COUNTING = {
     "python/kdirect/rdma/shm.pyx": {"rdma"},
     "python/kdirect/rdma/sim.py": {"rdma"},
     "python/kdirect/rdma/verbs_device.py": {"rdma"},
-    "kdirect_spark/reading.py": {"reader"},
-    "kdirect_spark/record_values.py": {"reader", "state"},
-    "kdirect_spark/value_rows.py": {"reader", "state"},
+    "kdirect_spark/rows.py": {"reader", "state"},
 }
 # Counted once something was looked for in remote storage: `test_cold_reads.py` compares them.
 COLD = {name for name in metrics.names("reader") if name.startswith("client_cold_")}

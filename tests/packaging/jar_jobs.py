@@ -33,7 +33,7 @@ def jars_of_python_workers() -> list[str]:
             with open(f"/proc/{name}/environ", "rb") as f:
                 words = f.read().split(b"\0")
             with open(f"/proc/{name}/cmdline", "rb") as f:
-                is_daemon = b"pyspark.daemon" in f.read()
+                is_daemon = re.search(rb"pyspark(_kdirect)?\.daemon", f.read())
         except OSError:
             continue
         if is_daemon and any(word.startswith(b"KDIRECT_JAR_VERSION=") for word in words):

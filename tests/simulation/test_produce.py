@@ -30,7 +30,7 @@ from kdirect.format.codec import encode_records
 from kdirect.format.error_codes import ErrorCode
 from kdirect.rdma.sim import Faults
 
-SCHEDULES = int(os.environ.get("KDIRECT_SCHEDULES", "160"))
+SCHEDULES = int(os.environ.get("KDIRECT_SCHEDULES", "80"))
 ONE = os.environ.get("KDIRECT_SIMULATE")
 FAILED_SEEDS: list[tuple[str, int]] = [
     ("everything", 2264287909),  # who waited for access and was cut meanwhile was never answered

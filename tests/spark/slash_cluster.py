@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import pyspark
+from pyspark.errors import StreamingQueryException
 
 from kdirect import Broker, workloads
 from kdirect_spark import session_builder, slash
@@ -30,6 +31,7 @@ from tests.spark import slash_runs
 HOME = Path(pyspark.__file__).parent
 EVENTS = 40_000
 START_S = 60
+TOO_FEW_SLOTS = "SPARK-24819"
 
 
 @contextlib.contextmanager
@@ -100,6 +102,15 @@ def executors(url: str) -> list[int]:
     return found
 
 
+def wait_for_executors(spark: Any) -> None:
+    """Until Spark knows two of them."""
+    deadline = time.monotonic() + START_S
+    while len(spark._jsc.sc().statusTracker().getExecutorInfos()) < 3:  # the driver is one
+        if time.monotonic() > deadline:
+            raise TimeoutError("there are no two executors")
+        time.sleep(0.1)
+
+
 class Killer(threading.Thread):
     """Kills one executor of Spark when the second batch of a query has begun."""
 
@@ -122,7 +133,14 @@ def compare(spark: Any, topic: slash_runs.Topic, directory: Path) -> dict[str, A
     expected = slash_runs.rows_of(topic.frame(lambda: spark.read))
     stream = topic.frame(lambda: spark.readStream, maxOffsetsPerTrigger="9000")
     fast = slash.accelerate(stream, executors=2, stateDir=directory / "state")
-    progress = slash_runs.run(fast, directory)
+    try:
+        progress = slash_runs.run(fast, directory)
+    except StreamingQueryException as e:
+        # Spark waits for slots when a stage runs again, but refuses one that is submitted without.
+        if TOO_FEW_SLOTS not in str(e):
+            raise
+        wait_for_executors(spark)
+        progress = slash_runs.run(fast, directory)
     figures = progress[-1].observedMetrics["slash"]["figures"]
     wanted = slash_runs.closed(expected, slash_runs.time_of(figures["watermark"]))
     assert len(wanted) > 50
@@ -150,6 +168,7 @@ def main(directory: Path) -> None:
         killer.start()
         print("an executor killed:", compare(spark, topic, directory / "killed"))
         assert killer.killed is not None
+        wait_for_executors(spark)
         print("the batch:", len(slash_runs.rows_of(slash.accelerate(
             topic.frame(lambda: spark.read), executors=2))))  # fmt: skip
         spark.stop()

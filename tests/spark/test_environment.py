@@ -11,10 +11,12 @@ from pyspark.sql import SparkSession
 
 from kdirect_spark import configure, environment, shim
 from kdirect_spark.environment import (
+    ASK_FOR_FILES_OF_SHIM,
     CHECKPOINT_FILES,
     CONFS,
     FILES_OF_SHIM,
     PLAIN_FILES,
+    PLAIN_FILES_OF_SHIM,
     SOCKETS,
     missing,
 )
@@ -43,7 +45,8 @@ def test_checkpoints_are_written_as_plain_files_where_spark_is_local(master, pla
 def test_the_shim_writes_checkpoints_where_spark_is_local(monkeypatch, tmp_path, master, ours):
     monkeypatch.setattr(shim, "jar_or_none", lambda: tmp_path / "shim.jar")
     options = configure(SparkSession.Builder().master(master))._options
-    assert (options.get(CHECKPOINT_FILES) == FILES_OF_SHIM) == ours
+    assert (options.get(ASK_FOR_FILES_OF_SHIM) == "true") == ours
+    assert (options.get(CHECKPOINT_FILES) == PLAIN_FILES_OF_SHIM) == ours
 
 
 def test_a_spark_that_the_shim_does_not_fit_writes_checkpoints_itself(monkeypatch, tmp_path):
@@ -51,14 +54,14 @@ def test_a_spark_that_the_shim_does_not_fit_writes_checkpoints_itself(monkeypatc
     older = f"org.apache.spark.sql.execution.streaming.{PLAIN_FILES}"
     monkeypatch.setattr(environment, "_spark_class", lambda _: older)
     options = configure(SparkSession.Builder().master("local"))._options
-    assert options[CHECKPOINT_FILES] == older
+    assert options[CHECKPOINT_FILES] == older and ASK_FOR_FILES_OF_SHIM not in options
 
 
 def test_the_users_way_of_writing_checkpoints_stays():
     options = configure(
         SparkSession.Builder().master("local").config(CHECKPOINT_FILES, "mine")
     )._options
-    assert options[CHECKPOINT_FILES] == "mine"
+    assert options[CHECKPOINT_FILES] == "mine" and ASK_FOR_FILES_OF_SHIM not in options
 
 
 @pytest.mark.parametrize("chosen", [None, "/usr/bin/python-of-the-user"])
@@ -74,6 +77,9 @@ def test_the_planner_gets_this_interpreter_unless_another_is_named(monkeypatch, 
 def test_the_settings_reach_the_session(spark):
     for name, (value, _) in CONFS.items():
         assert spark.conf.get(name).lower() == value.lower()
+    spark.readStream.format("kdirect").schema("value BINARY").option("subscribe", "t").option(
+        "kafka.bootstrap.servers", "127.0.0.1:1"
+    ).load()
     assert spark.conf.get(CHECKPOINT_FILES) == FILES_OF_SHIM
 
 

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import re
+import signal
 import subprocess
 import sys
 import textwrap
+import threading
+from pathlib import Path
 
 import pytest
 
-from tests.support import wait_until
+from tests.support import spark_workers, wait_until
 
 pytestmark = pytest.mark.spark
 
@@ -135,3 +141,44 @@ def test_memory_is_bounded_whatever_the_backlog(spark, broker, topics, transport
     # 8 MiB waiting, three batches of 1 MiB on their way, READ or fetch buffers of a few MiB, and
     # the allocator's slack.
     assert result["grown"] < 48 << 20, result
+
+
+def test_a_worker_that_hangs_is_ended_by_spark(spark, topics, read, refused):
+    """With the settings that docs/spark.md names.  A process that is stopped does nothing, as one
+    that hangs; it is continued when it was told to end."""
+    name = topics.create(1)
+    topics.fill(name, [b"v"] * 10)
+    settings = {"idleTimeoutSeconds": "2", "killOnIdleTimeout": "true"}
+    for setting, value in settings.items():
+        spark.conf.set(f"spark.sql.execution.pyspark.udf.{setting}", value)
+    try:
+        assert len(read(name).collect()) == 10
+        hanging = spark_workers()
+        assert hanging
+        for pid in hanging:
+            os.kill(pid, signal.SIGSTOP)
+        going_on = threading.Thread(target=continue_when_ended, args=(hanging,), daemon=True)
+        going_on.start()
+        with refused("Python worker"):
+            read(name).collect()
+        for pid in hanging:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        going_on.join(10)
+        assert len(read(name).collect()) == 10
+    finally:
+        for setting in settings:
+            spark.conf.unset(f"spark.sql.execution.pyspark.udf.{setting}")
+
+
+def continue_when_ended(pids):
+    """Let that one of these processes go on that is told to end (SIGTERM)."""
+
+    def told(pid):
+        status = Path(f"/proc/{pid}/status").read_text()
+        pending = re.search(r"ShdPnd:\s*(\w+)", status)
+        return int(pending[1], 16) >> (signal.SIGTERM - 1) & 1
+
+    wait_until(lambda: any(map(told, pids)), "a signal", 60)
+    for pid in filter(told, pids):
+        os.kill(pid, signal.SIGCONT)

@@ -7,14 +7,13 @@ import os
 import signal
 import time
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
 from kdirect.client.session import connect
 from kdirect.model import TopicPartition
 from kdirect_spark import shim
-from tests.support import wait_until
+from tests.support import spark_workers, wait_until
 
 pytestmark = [
     pytest.mark.spark,
@@ -197,28 +196,6 @@ def test_an_idle_topic_from_its_latest_offset(turned_on, start, topics, written,
     assert written(out) == [5, 6, 7]
 
 
-def workers():
-    """The Python workers of this session's tasks that are running."""
-    children, args = {}, {}
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        try:
-            parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-            command = (entry / "cmdline").read_bytes()
-        except OSError:
-            continue  # it has ended meanwhile
-        children.setdefault(parent, []).append(int(entry.name))
-        args[int(entry.name)] = command.replace(b"\0", b" ").decode().strip()
-    mine, todo = [], [os.getpid()]
-    while todo:
-        for pid in children.get(todo.pop(), []):
-            mine.append(pid)
-            todo.append(pid)
-    daemons = [p for p in mine if args[p].endswith(".daemon pyspark.worker")]
-    return [p for p in daemons if p not in children or not children[p]]
-
-
 def test_a_worker_that_is_killed(turned_on, start, topics, written, arrive, tmp_path, refused):
     """Spark repeats no task of a local session: the query ends, and says why.  Started again, it
     repeats the batch, and loses nothing."""
@@ -226,7 +203,7 @@ def test_a_worker_that_is_killed(turned_on, start, topics, written, arrive, tmp_
     topics.fill(source, numbers(0, 10))
     query = start(source, out, trigger={"realTime": "10 minutes"})
     arrive(out, 10)
-    killed = workers()
+    killed = spark_workers()
     assert killed
     for pid in killed:
         os.kill(pid, signal.SIGKILL)

@@ -6,7 +6,9 @@ import java.nio.file.attribute.PosixFilePermissions
 import org.apache.hadoop.conf.Configuration
 import org.apache.hadoop.fs.{FSDataOutputStream, LocalFileSystem, Path, RawLocalFileSystem}
 import org.apache.hadoop.fs.permission.FsPermission
+import org.apache.spark.sql.classic.SparkSession
 import org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager
+import org.apache.spark.sql.internal.SQLConf
 
 /**
  * Checkpoint files as Spark's own class writes them, with their checksum files and permissions, but
@@ -17,7 +19,8 @@ import org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedChe
  * commits, and a checksum file for each. Files of another file system than the local one are not
  * concerned.
  *
- * `kdirect_spark.configure` names this class in the session's settings.
+ * `kdirect_spark.configure` asks for it by a setting; the session's setting that names a class is
+ * set here (`use`), where the class is known to be there.
  */
 final class CheckpointFiles(path: Path, conf: Configuration)
     extends FileSystemBasedCheckpointFileManager(path, conf) {
@@ -34,7 +37,20 @@ final class CheckpointFiles(path: Path, conf: Configuration)
     local.fold(super.createTempFile(path))(_.create(path, /* overwrite = */ true))
 }
 
-private object CheckpointFiles {
+private[kdirect] object CheckpointFiles {
+
+  private val Asked = "spark.kdirect.checkpointFiles"
+  private val Manager = "spark.sql.streaming.checkpointFileManagerClass"
+  private val Plain = classOf[FileSystemBasedCheckpointFileManager].getName
+
+  /** Has the streams of this session write their checkpoints by it, unless it says otherwise. */
+  def use(): Unit =
+    if (KdirectSource.isOn(Asked, default = false)) {
+      val conf = SparkSession.getActiveSession.orElse(SparkSession.getDefaultSession)
+        .map(_.sessionState.conf).getOrElse(SQLConf.get)
+      if (conf.getConfString(Manager, "") == Plain)
+        conf.setConfString(Manager, classOf[CheckpointFiles].getName)
+    }
 
   /** Hive's local file system, which pyspark's Spark takes, does; one of a user's may not. */
   def createsAsHadoopDoes(files: LocalFileSystem): Boolean =

@@ -72,6 +72,7 @@ final class KdirectSource
       properties: util.Map[String, String]): Table =
     if (KnownSpark.isKnown) {
       RealTimeWrite.admit()
+      CheckpointFiles.use()
       new KdirectTable(this, schema, properties)
     } else super.getTable(schema, partitioning, properties)
 

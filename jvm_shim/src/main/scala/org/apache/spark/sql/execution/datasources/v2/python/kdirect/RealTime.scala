@@ -144,23 +144,32 @@ private object Slots extends Logging {
 
   /** Keeps slots for `tasks`, or refuses, with both numbers. */
   def keep(stream: AnyRef, tasks: Int, context: SparkContext): Unit = {
-    val others = synchronized {
-      kept.remove(stream)
-      kept.values.asScala.map(_.intValue).sum
-    }
-    val wanted = tasks + others
     val deadline = System.currentTimeMillis() + (if (context.isLocal) 0L else WaitMs)
     // Executors may still be starting.
-    while (slots(context) < wanted && System.currentTimeMillis() < deadline) Thread.sleep(PauseMs)
-    val there = slots(context)
-    if (there < wanted) {
-      val more = if (others > 0) s", beside $others of other real-time streams" else ""
-      throw new IllegalArgumentException(
-        s"Real-Time Mode keeps a task slot for each partition that is read: this source has $tasks "
-          + s"partitions$more, but there are $there task slots; give Spark more cores, or set the "
-          + s"option coalescePartitions to at most ${math.max(1, there - others)}")
+    while (!tryToKeep(stream, tasks, context)) {
+      if (System.currentTimeMillis() >= deadline) throw refused(tasks, ofOthers, slots(context))
+      Thread.sleep(PauseMs)
     }
-    synchronized { kept.put(stream, tasks) }
+  }
+
+  /** The look and what follows from it are one step: two streams may start at the same time. */
+  private def tryToKeep(stream: AnyRef, tasks: Int, context: SparkContext): Boolean =
+    synchronized {
+      kept.remove(stream)
+      val enough = tasks + ofOthers <= slots(context)
+      if (enough) kept.put(stream, tasks)
+      enough
+    }
+
+  /** Of a stream that keeps none yet. */
+  private def ofOthers: Int = synchronized { kept.values.asScala.map(_.intValue).sum }
+
+  private def refused(tasks: Int, others: Int, there: Int) = {
+    val more = if (others > 0) s", beside $others of other real-time streams" else ""
+    new IllegalArgumentException(
+      s"Real-Time Mode keeps a task slot for each partition that is read: this source has $tasks "
+        + s"partitions$more, but there are $there task slots; give Spark more cores, or set the "
+        + s"option coalescePartitions to at most ${math.max(1, there - others)}")
   }
 
   private def slots(context: SparkContext): Int = {
