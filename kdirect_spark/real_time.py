@@ -54,6 +54,7 @@ COLUMNS = (StructField(RANGE, IntegerType()), StructField(NEXT, LongType()))
 NO_STOP = 1 << 62
 MARGIN_S = 0.03  # before the end of the batch: a worker that ends in time is used again
 HEARTBEAT_S = 0.05  # by which Spark's task notices that it is to be stopped
+PACE_S = 300e-6  # between two looks that find records: what comes meanwhile is one batch
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 50e-6, 500e-6
 # How long a broker may wait for a record when it is asked over TCP.  A task of several partitions
 # asks for each of them in turn.
@@ -249,6 +250,7 @@ class LiveTask:
                     yield self._rows.of(i, batch, offsets, self._told[i])
             if found:
                 pause, last = FIRST_PAUSE_S, time.monotonic()
+                time.sleep(PACE_S)
                 continue
             if time.monotonic() - last >= HEARTBEAT_S:
                 last = time.monotonic()
