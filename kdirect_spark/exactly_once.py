@@ -216,24 +216,43 @@ def commit(settings: SinkSettings, job: Job, attempts: Sequence[tuple]) -> None:
     log.debug("batch %d of %s: %s", job.batch, job.identity, outcome)
 
 
-def abort(settings: SinkSettings, job: Job, *, was_there: bool) -> None:
-    """Give up whatever the run has open.  Errors are only logged: what stays open is aborted by the
-    next run, or after transaction.timeout.ms.
+def abort(settings: SinkSettings, job: Job, attempts: Sequence[tuple], *, was_there: bool) -> str:
+    """Give up whatever the run has open, and say what has become of the batch.  `attempts` are
+    those of the tasks that have ended well: where the answer to their commit was lost, it may have
+    been done.  What stays open is aborted by the next run, or after transaction.timeout.ms.
 
     `was_there`: one of its tasks has written, so a broker that is away is waited for within
     delivery.timeout.ms.  Otherwise the job may have failed for its wrong address, and whoever has
     to correct it is told after connect.timeout.ms."""
     session = worker.session(settings.client)
+    known = not attempts  # nobody has asked for a commit
     try:
         if not was_there:
             session.cluster.control_connection()
+        if attempts and _is_committed(session, job, attempts[0]):
+            return "all of it is committed, and is not to be written again"
+        known = True
         session.abort_attempts(job.identity, job.query, job.run)
     except KdirectError as e:
-        log.warning(
-            "what a failed batch wrote stays open for up to transaction.timeout.ms (%d): %s",
-            settings.transaction_timeout_ms,
-            e,
+        waits = (
+            f"it may stay open for transaction.timeout.ms ({settings.transaction_timeout_ms}): {e}"
         )
+        if known:
+            return f"nothing of it is committed; {waits}"
+        return f"whether it is committed is not known: look before it is written again; {waits}"
+    return "nothing of it is committed"
+
+
+def _is_committed(session: Any, job: Job, attempt: tuple) -> bool:
+    """Whether the batch is committed of which this attempt is."""
+    from kdirect.client.attempts import ALREADY_COMMITTED
+
+    (named,) = _attempts([attempt])
+    try:
+        state = session.check_attempt(job.identity, job.query, job.run, job.batch, named)
+    except (UnknownAttemptError, FencedRunError):
+        return False
+    return bool(state == ALREADY_COMMITTED)
 
 
 def owner(settings: SinkSettings) -> str:

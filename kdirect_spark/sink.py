@@ -263,9 +263,11 @@ class _Writer(SameVersion):
         rows = sum(m.rows for m in done)
         if self._settings.exactly_once:
             job = self._job_of(done)
+            became = "nothing of it is committed"
             if job is not None:
-                exactly_once.abort(self._settings, job, was_there=bool(rows))
-            log.warning("a write failed; nothing of it is committed")
+                attempts = [m.attempt for m in done if m.attempt is not None]
+                became = exactly_once.abort(self._settings, job, attempts, was_there=bool(rows))
+            log.warning("a write failed; %s", became)
             return
         log.warning(
             "a write failed; %d records of its finished tasks stay in the topic "

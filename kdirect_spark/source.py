@@ -398,7 +398,7 @@ if ADMISSION_CONTROL:
             return real_time.live_partitions(
                 self._settings,
                 starts,
-                topic_ids.ids_of(end),
+                self._ids_now(starts) | topic_ids.ids_of(end),  # an idle topic's end has none
                 self._view.hosts(starts),
                 is_empty=is_empty,
             )

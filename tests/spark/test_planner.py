@@ -17,6 +17,7 @@ from kdirect_spark import configure, shim
 from kdirect_spark.environment import DAEMON, OTHER_PYTHONS, OUR_DAEMON
 from pyspark_kdirect.daemon import prefer_installed
 from tests.spark.test_stream import Sink, run
+from tests.support import wait_until
 
 MODULE = "pyspark_kdirect.planner"
 
@@ -57,6 +58,22 @@ def test_query_after_query_has_one_planner(read, read_stream, topics, tmp_path):
         assert read(name).where("offset > 9").count() == 20
         assert processes(MODULE) <= before
     assert not processes("python_streaming_source_runner")
+
+
+@pytest.mark.spark
+def test_a_stream_that_fails_at_its_start_leaves_no_planner(read, read_stream, topics, tmp_path):
+    """The engine does not stop a source when another call of the query's set-up has failed."""
+    name = topics.create()
+    topics.fill(name, [b"v"])
+    assert read(name).count() == 1
+    before = len(processes(MODULE))
+    for turn in range(3):
+        frame = read_stream(name, address="127.0.0.1:1", connect__timeout__ms="200")
+        writer = frame.writeStream.format("noop").trigger(availableNow=True)
+        query = writer.option("checkpointLocation", str(tmp_path / str(turn))).start()
+        with pytest.raises(Exception, match="no broker answers"):
+            query.awaitTermination(60)
+    wait_until(lambda: len(processes(MODULE)) <= before, "an end of the planners")
 
 
 @pytest.mark.spark

@@ -113,6 +113,10 @@ def finish(query, tmp_path, topic, ends, checkpoint="c"):
     query.stop()
 
 
+def records_written(progress):
+    return int(json.loads(progress.json)["sink"]["metrics"]["recordsWritten"])
+
+
 def test_rows_do_not_wait_for_the_end_of_their_batch(
     turned_on, start, topics, written, arrive, tmp_path
 ):
@@ -129,6 +133,7 @@ def test_rows_do_not_wait_for_the_end_of_their_batch(
     query.stop()
     assert committed(tmp_path)[0] == 0
     query = start(source, out)
+    wait_until(lambda: sum(map(records_written, query.recentProgress)) == 20, timeout_s=LIMIT_S)
     finish(query, tmp_path, source, {"0": 20})
     assert Counter(written(out)) == Counter([*range(20)] * 2)
 

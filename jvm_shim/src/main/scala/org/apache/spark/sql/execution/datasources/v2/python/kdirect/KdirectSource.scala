@@ -377,7 +377,8 @@ private final class ColumnarStream(
   }
 
   override def prepareForRealTimeMode(): Unit = {
-    RealTime.refuseIfOff()
+    try RealTime.refuseIfOff()
+    catch { case e: IllegalArgumentException => stop(); throw e } // the engine does not stop it
     isRealTime = true
   }
 

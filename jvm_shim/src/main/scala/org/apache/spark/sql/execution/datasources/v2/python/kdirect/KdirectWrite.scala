@@ -142,7 +142,8 @@ private final class TopicWriteBuilder(
     else {
       val told = RealTimeWrite.told(info)
       new PythonWrite(source, KdirectSource.Name, told, truncates) {
-        override def toStreaming(): StreamingWrite = new RealTimeWrite(source, told, truncates)
+        override def toStreaming(): StreamingWrite =
+          new RealTimeWrite(source, told, truncates, written)
       }
     }
 }

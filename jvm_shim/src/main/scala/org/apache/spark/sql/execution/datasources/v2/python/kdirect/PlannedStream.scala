@@ -19,8 +19,8 @@ import org.apache.spark.sql.types.StructType
  * A stream's reader in Python, in a `Planner` and not in a process that is started for it.
  *
  * The engine calls it from one thread. A stream that ends well gives its process back; one that is
- * interrupted in a call, or gets an error, ends it. After an error Python reads without answering
- * until the connection is closed, so every later call gets the same error again.
+ * interrupted in a call, or gets an error, ends it at once: the engine stops no stream that fails
+ * while its query is set up. Every later call gets the same error again.
  */
 private[kdirect] final class PlannedStream(
     planner: Planner,
@@ -73,6 +73,7 @@ private[kdirect] final class PlannedStream(
           case other => other
         }
         failure = Some(told)
+        end()
         throw told
     }
   }
@@ -134,5 +135,11 @@ private[kdirect] final class PlannedStream(
     } catch {
       case NonFatal(e) => logDebug("a stream's planner was not given back: " + e)
     } finally if (!released) planner.destroy()
+  }
+
+  /** The process is of no more use. */
+  private def end(): Unit = if (!stopped) {
+    stopped = true
+    planner.destroy()
   }
 }

@@ -75,7 +75,8 @@ private[kdirect] object RealTimeWrite extends Logging {
 private final class RealTimeWrite(
     ds: PythonDataSourceV2,
     info: LogicalWriteInfo,
-    isTruncate: Boolean)
+    isTruncate: Boolean,
+    written: CountsWritten)
     extends PythonStreamingWrite(ds, KdirectSource.Name, info, isTruncate) {
 
   private val jobArtifactUUID = JobArtifactSet.getCurrentJobArtifactState.map(_.uuid)
@@ -89,7 +90,8 @@ private final class RealTimeWrite(
 
   // At-least-once: what was written is there already. A call to Python would only delay the next
   // batch.
-  override def commit(epochId: Long, messages: Array[WriterCommitMessage]): Unit = ()
+  override def commit(epochId: Long, messages: Array[WriterCommitMessage]): Unit =
+    written.set(messages)
 }
 
 private final class RealTimeWriterFactory(
