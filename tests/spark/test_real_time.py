@@ -138,6 +138,15 @@ def test_rows_do_not_wait_for_the_end_of_their_batch(
     assert Counter(written(out)) == Counter([*range(20)] * 2)
 
 
+def test_rows_that_are_more_than_may_wait_for_the_sink(turned_on, start, topics, arrive, tmp_path):
+    """54 MB, of which 16 MiB may be in the JVM at a time."""
+    source, out = topics.create(1), topics.create(1)
+    topics.fill(source, [b"%03d" % i * 300_000 for i in range(60)])
+    start(source, out, trigger={"realTime": "10 minutes"})
+    arrive(out, 60)
+    assert [r[3][:3] for r in topics.consume(out, 1)] == [b"%03d" % i for i in range(60)]
+
+
 def test_batches_and_triggers_take_over_from_each_other(
     turned_on, start, topics, written, tmp_path
 ):

@@ -94,6 +94,11 @@ def test_what_a_table_is_not(spark, topics, create, refused):
         create(subscribed=topic)
     with refused("a kdirect table has no LOCATION"):
         create(clause="LOCATION '/tmp/nothing'", subscribe=topic)
+    with refused("a kdirect table has no LOCATION"):
+        spark.sql(
+            "CREATE TABLE with_columns (value BINARY) USING kdirect LOCATION '/tmp/nothing' "
+            f"OPTIONS (subscribe '{topic}', kafka.bootstrap.servers '127.0.0.1:1')"
+        )
     table = create(subscribe=topic)
     with refused("no column value", "it has col1"):
         spark.sql(f"INSERT INTO {table} VALUES ('a')")

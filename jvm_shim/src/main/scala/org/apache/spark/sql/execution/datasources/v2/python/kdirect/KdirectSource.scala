@@ -71,6 +71,7 @@ final class KdirectSource
       partitioning: Array[Transform],
       properties: util.Map[String, String]): Table =
     if (KnownSpark.isKnown) {
+      CatalogTable.check(properties) // with columns Spark does not ask for a schema
       RealTimeWrite.admit()
       CheckpointFiles.use()
       new KdirectTable(this, schema, properties)

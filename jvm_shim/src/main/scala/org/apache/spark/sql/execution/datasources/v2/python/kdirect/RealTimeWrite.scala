@@ -2,11 +2,14 @@ package org.apache.spark.sql.execution.datasources.v2.python.kdirect
 
 import java.util
 import java.util.UUID
-import java.util.concurrent.{ArrayBlockingQueue, TimeUnit}
+import java.util.concurrent.{ArrayBlockingQueue, Semaphore, TimeUnit}
+
+import scala.jdk.CollectionConverters._
 
 import org.apache.spark.{JobArtifactSet, SparkException, TaskContext}
 import org.apache.spark.internal.Logging
 import org.apache.spark.sql.catalyst.InternalRow
+import org.apache.spark.sql.catalyst.expressions.UnsafeRow
 import org.apache.spark.sql.classic.SparkSession
 import org.apache.spark.sql.connector.metric.CustomTaskMetric
 import org.apache.spark.sql.connector.write.{
@@ -113,7 +116,8 @@ private final class RealTimeWriterFactory(
  *
  * Spark's task asks its source for the next row and blocks there, so the worker is served by a
  * thread of its own: it takes all rows that wait, at least one, and sends them as one Arrow batch.
- * Python acknowledges nothing until the end; an error of it is raised with the next row.
+ * Python acknowledges nothing until the end; an error of it is raised with the next row. Where the
+ * worker is slower than the source, so many rows and bytes wait, and then the task does.
  */
 private final class RealTimeWriter(
     source: UserDefinedPythonDataSource,
@@ -125,6 +129,7 @@ private final class RealTimeWriter(
   import RealTimeWriter._
 
   private val waiting = new ArrayBlockingQueue[AnyRef](MostRows)
+  private val room = new Semaphore(MostKiB) // of rows that wait, or are in the batch that is made
   @volatile private var failure: Throwable = _
   @volatile private var message: Array[Byte] = _
 
@@ -157,8 +162,11 @@ private final class RealTimeWriter(
   /** What waits, batch by batch, until the end. Only the thread asks. */
   private def batches: Iterator[Iterator[InternalRow]] = new Iterator[Iterator[InternalRow]] {
     private var first: AnyRef = _
+    private var held = 0 // KiB of the batch before, which is made when the next one is asked for
 
     override def hasNext: Boolean = {
+      room.release(held)
+      held = 0
       while (first == null && !context.isInterrupted()) {
         // A task whose source fails is not interrupted, and says no end.
         if (context.isCompleted()) throw new SparkException("the task of the sink has ended")
@@ -174,6 +182,7 @@ private final class RealTimeWriter(
       waiting.drainTo(rows, MostRows)
       val last = rows.size - 1
       if (rows.get(last) eq End) first = rows.remove(last)
+      held = rows.asScala.map(kibOf).sum
       new Iterator[InternalRow] {
         private var at = 0
         override def hasNext: Boolean = at < rows.size
@@ -182,7 +191,11 @@ private final class RealTimeWriter(
     }
   }
 
-  override def write(row: InternalRow): Unit = put(row.copy())
+  override def write(row: InternalRow): Unit = {
+    val taken = row.copy()
+    while (!room.tryAcquire(kibOf(taken), PauseMs, TimeUnit.MILLISECONDS)) check()
+    put(taken)
+  }
 
   private def put(what: AnyRef): Unit = {
     var taken = false
@@ -221,6 +234,13 @@ private final class RealTimeWriter(
 
 private object RealTimeWriter {
   private val MostRows = 10000
+  private val MostKiB = 16 * 1024
   private val PauseMs = 100L
   private val End = new Object
+
+  /** Of a row; at most all that there is room for, so that a larger one passes, too. */
+  private def kibOf(row: AnyRef): Int = row match {
+    case bytes: UnsafeRow => math.min(1 + bytes.getSizeInBytes / 1024, MostKiB)
+    case _ => 1 // Spark's operators make none
+  }
 }
