@@ -205,7 +205,6 @@ class _Writer(SameVersion):
 
     def __init__(self, schema: StructType, settings: SinkSettings) -> None:
         check_schema(schema, settings)
-        worker.tell_once(settings.warnings)
         self._settings = settings
         worker.settle()  # Spark makes a stream's writer again for each micro-batch
 
@@ -293,6 +292,8 @@ class KdirectWriter(_Writer, DataSourceArrowWriter):
         if overwrite:
             raise ConfigError("a topic cannot be overwritten", hint='write with mode("append")')
         super().__init__(schema, settings)
+        for text in settings.warnings:
+            log.warning("%s", text)
         # Spark pickles this object into the tasks, and commits with the same one.
         self._drawn = job_of_batch(settings.exactly_once_id)
 
@@ -309,6 +310,8 @@ class _StreamWriter(_Writer):
 
     def __init__(self, schema: StructType, overwrite: bool, settings: SinkSettings) -> None:
         super().__init__(schema, settings)
+        query = (settings.topic, settings.query_name, settings.checkpoint)
+        worker.tell_once(settings.warnings, query)
 
     def _job(self) -> Job:
         return job_of_task(self._settings.exactly_once_id)

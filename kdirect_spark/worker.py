@@ -30,7 +30,7 @@ _pid = 0
 _lock = threading.Lock()
 _producers: dict[tuple, Any] = {}
 _sessions: dict[tuple, Any] = {}
-_told: set[str] = set()
+_told: set[tuple[tuple[str | None, ...], str]] = set()
 
 
 def settle() -> None:
@@ -43,13 +43,13 @@ def settle() -> None:
         gc.freeze()
 
 
-def tell_once(warnings: Iterable[str]) -> None:
-    """Log these once in a process: Spark makes the writer of a stream again for each micro-batch,
-    in a process that it keeps."""
+def tell_once(warnings: Iterable[str], about: tuple[str | None, ...] = ()) -> None:
+    """Log these once in a process for each query that they are `about`: Spark makes the writer of a
+    stream again for each micro-batch, in a process that it keeps, also for other queries."""
     with _lock:
         _own_process()
-        new = [text for text in warnings if text not in _told]
-        _told.update(new)
+        new = [text for text in warnings if (about, text) not in _told]
+        _told.update((about, text) for text in new)
     for text in new:
         log.warning("%s", text)
 

@@ -90,8 +90,9 @@ def test_a_reader_that_is_cut_short_and_a_stream_that_is_stopped(
     assert "Traceback" not in said(), said()[-3000:]
 
 
-def test_a_warning_is_logged_once_in_a_process(caplog):
+def test_a_warning_is_logged_once_for_each_query(caplog):
     worker.tell_once(["one of these tests", "another"])
     worker.tell_once(["another", "a third"])
+    worker.tell_once(["another"], ("t", "a query", None))
     said = [record.message for record in caplog.records]
-    assert said == ["one of these tests", "another", "a third"]
+    assert said == ["one of these tests", "another", "a third", "another"]
