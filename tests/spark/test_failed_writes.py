@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,14 +11,6 @@ from kdirect_spark import exactly_once, worker
 from kdirect_spark.settings import sink_settings
 from kdirect_spark.sink import KdirectWriter, Written
 from tests.support import BrokerProcess
-
-
-@pytest.fixture
-def own_broker(tmp_path: Any) -> Iterator[BrokerProcess]:
-    process = BrokerProcess(tmp_path / "log").start()
-    yield process
-    if process.process is not None:
-        process.stop()
 
 
 def written(address: str) -> tuple[KdirectWriter, Written]:
