@@ -11,6 +11,7 @@ import logging
 import os
 import sys
 import threading
+from collections import OrderedDict
 from collections.abc import Iterable
 from typing import Any
 
@@ -24,12 +25,16 @@ log = logging.getLogger("kdirect_spark")
 # read may write next.
 SETTLING_TASKS = 4
 
+# Spark keeps a worker as long as its executor.  Of all brokers and settings that its tasks have
+# had, so many stay connected, for reading and for writing each: those that were used last.
+MOST_KEPT = 16
+
 _tasks = 0
 _modules = 0
 _pid = 0
 _lock = threading.Lock()
-_producers: dict[tuple, Any] = {}
-_sessions: dict[tuple, Any] = {}
+_producers: OrderedDict[tuple, Any] = OrderedDict()  # those used last stand last
+_sessions: OrderedDict[tuple, Any] = OrderedDict()
 _told: set[tuple[tuple[str | None, ...], str]] = set()
 
 
@@ -69,17 +74,25 @@ def keep_session(settings: dict[str, Any]) -> None:
         _own_process()
         if key not in _sessions:
             _sessions[key] = session(settings)
+        _sessions.move_to_end(key)
+        old = _oldest(_sessions)
+    if old is not None:
+        old.close()
 
 
 def producer(settings: dict[str, Any]) -> Any:
-    """The producer of this process for `settings`; it is kept across tasks."""
+    """The producer of this process for `settings`; it is kept for the tasks that follow."""
     key = _key(settings)
     with _lock:
         _own_process()
         found = _producers.get(key)
         if found is None:
             found = _producers[key] = session(settings).producer()
-        return found
+        _producers.move_to_end(key)
+        old = _oldest(_producers)
+    if old is not None:  # a task that has ended has flushed it, and has no use for the rest
+        _give_up(old)
+    return found
 
 
 def drop_producer(settings: dict[str, Any]) -> None:
@@ -87,10 +100,19 @@ def drop_producer(settings: dict[str, Any]) -> None:
     with _lock:
         found = _producers.pop(_key(settings), None) if _pid == os.getpid() else None
     if found is not None:
-        try:
-            found.abort()
-        except KdirectError as e:
-            log.debug("giving up a producer after a failure: %s", e)
+        _give_up(found)
+
+
+def _give_up(producer: Any) -> None:
+    try:
+        producer.abort()
+    except KdirectError as e:
+        log.debug("giving up a producer: %s", e)
+
+
+def _oldest(kept: OrderedDict[tuple, Any]) -> Any:
+    """What is to go, and no longer among those that are `kept`; None where they are few."""
+    return kept.popitem(last=False)[1] if len(kept) > MOST_KEPT else None
 
 
 def _own_process() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 import struct
@@ -74,6 +75,48 @@ def test_a_stream_that_fails_at_its_start_leaves_no_planner(read, read_stream, t
         with pytest.raises(Exception, match="no broker answers"):
             query.awaitTermination(60)
     wait_until(lambda: len(processes(MODULE)) <= before, "an end of the planners")
+
+
+@pytest.mark.spark
+def test_a_source_whose_neighbour_cannot_be_made_leaves_no_planner(
+    spark, read, read_stream, topics, tmp_path
+):
+    """The engine forgets the first source of a union where the second one fails, and stops none."""
+    name = topics.create()
+    topics.fill(name, [b"v"])
+    assert read(name).count() == 1
+    before = len(processes(MODULE))
+    for turn in range(3):
+        bad = read_stream(name, address="127.0.0.1:1", connect__timeout__ms="200")
+        writer = read_stream(name).union(bad).writeStream.format("noop").trigger(availableNow=True)
+        query = writer.option("checkpointLocation", str(tmp_path / str(turn))).start()
+        with pytest.raises(Exception, match="no broker answers"):
+            query.awaitTermination(60)
+        del query  # of a query that is kept, Spark keeps the sources
+
+    def are_gone() -> bool:
+        gc.collect()
+        spark._jvm.System.gc()
+        return len(processes(MODULE)) <= before
+
+    wait_until(are_gone, "an end of the planners")
+
+
+@pytest.mark.spark
+def test_a_session_without_a_limit_of_rows_reads(spark, read, read_stream, topics, tmp_path):
+    """Spark's word for no limit is 0, which PySpark's code for data sources refuses."""
+    name = topics.create()
+    topics.fill(name, [b"v"] * 3)
+    setting = "spark.sql.execution.arrow.maxRecordsPerBatch"
+    before = spark.conf.get(setting)
+    spark.conf.set(setting, "0")
+    try:
+        assert len(read(name).collect()) == 3
+        sink = Sink()
+        run(read_stream(name, startingOffsets="earliest"), sink, str(tmp_path / "c"))
+        assert len(sink.rows) == 3
+    finally:
+        spark.conf.set(setting, before)
 
 
 @pytest.mark.spark

@@ -457,7 +457,8 @@ cdef class ArrowEncoder:
                 elif code == RECORD_TOO_LARGE:
                     raise FormatError(f"record of {self.b.need} bytes in row {done + row} is larger"
                                       f" than {self.max_record_bytes}",
-                                      hint="raise max_record_bytes, or write less into one record")
+                                      hint="write less into one record; a topic's max.message.bytes"
+                                      " bounds it too")
                 elif code == HEADER_KEY_NULL:
                     raise FormatError(f"a header in row {done + row} has no key",
                                       hint="give every header a key")

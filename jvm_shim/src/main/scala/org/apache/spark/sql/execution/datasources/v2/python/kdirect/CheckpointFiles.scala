@@ -6,9 +6,7 @@ import java.nio.file.attribute.PosixFilePermissions
 import org.apache.hadoop.conf.Configuration
 import org.apache.hadoop.fs.{FSDataOutputStream, LocalFileSystem, Path, RawLocalFileSystem}
 import org.apache.hadoop.fs.permission.FsPermission
-import org.apache.spark.sql.classic.SparkSession
 import org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager
-import org.apache.spark.sql.internal.SQLConf
 
 /**
  * Checkpoint files as Spark's own class writes them, with their checksum files and permissions, but
@@ -46,8 +44,7 @@ private[kdirect] object CheckpointFiles {
   /** Has the streams of this session write their checkpoints by it, unless it says otherwise. */
   def use(): Unit =
     if (KdirectSource.isOn(Asked, default = false)) {
-      val conf = SparkSession.getActiveSession.orElse(SparkSession.getDefaultSession)
-        .map(_.sessionState.conf).getOrElse(SQLConf.get)
+      val conf = KdirectSource.settings
       if (conf.getConfString(Manager, "") == Plain)
         conf.setConfString(Manager, classOf[CheckpointFiles].getName)
     }

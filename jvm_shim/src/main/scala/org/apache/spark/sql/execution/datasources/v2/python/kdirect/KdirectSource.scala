@@ -5,7 +5,7 @@ import java.util
 import scala.util.control.NonFatal
 
 import org.apache.spark.SparkContext
-import org.apache.spark.sql.SparkSession
+import org.apache.spark.sql.classic.SparkSession
 import org.apache.spark.sql.connector.catalog.{Table, TableCapability}
 import org.apache.spark.sql.connector.expressions.Transform
 import org.apache.spark.sql.connector.expressions.aggregate.Aggregation
@@ -93,6 +93,13 @@ object KdirectSource {
   val Columns = "columns"
   val ValueFormat = "valueFormat"
   val ValueSchema = "valueSchema"
+
+  /** The session that plans on this thread: Spark tells a data source of none. */
+  private[kdirect] def session: Option[SparkSession] =
+    SparkSession.getActiveSession.orElse(SparkSession.getDefaultSession)
+
+  /** Its settings, to be changed. */
+  private[kdirect] def settings: SQLConf = session.fold(SQLConf.get)(_.sessionState.conf)
 
   /** A setting of the session that is true or false. */
   def isOn(setting: String, default: Boolean): Boolean = {

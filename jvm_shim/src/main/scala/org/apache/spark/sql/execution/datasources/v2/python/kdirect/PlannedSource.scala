@@ -17,6 +17,7 @@ import org.apache.spark.sql.execution.datasources.v2.python.{
   UserDefinedPythonDataSourceRunner,
   UserDefinedPythonDataSourceWriteRunner
 }
+import org.apache.spark.sql.internal.SQLConf
 import org.apache.spark.sql.types.StructType
 import org.apache.spark.sql.util.CaseInsensitiveStringMap
 
@@ -45,11 +46,13 @@ private[kdirect] final class PlannedSource(cls: PythonFunction)
       isStreaming: Boolean): PythonDataSourceReadInfo = {
     val source = createPythonFunction(created.dataSource)
     val input = UserDefinedPythonDataSource.readInputSchema
-    new UserDefinedPythonDataSourceReadRunner(source, input, schema, isStreaming)
-      with InPlanner[PythonDataSourceReadInfo] {
-      override protected def function: PythonFunction = source
-      override protected def kind: Int = Planner.Read
-    }.runInPython()
+    PlannedSource.withRowLimit {
+      new UserDefinedPythonDataSourceReadRunner(source, input, schema, isStreaming)
+        with InPlanner[PythonDataSourceReadInfo] {
+        override protected def function: PythonFunction = source
+        override protected def kind: Int = Planner.Read
+      }.runInPython()
+    }
   }
 
   /**
@@ -91,6 +94,21 @@ private[kdirect] final class PlannedSource(cls: PythonFunction)
 }
 
 private[kdirect] object PlannedSource {
+
+  private val RowLimit = SQLConf.ARROW_EXECUTION_MAX_RECORDS_PER_BATCH
+
+  /**
+   * Says what the session has as the most rows of an Arrow batch, where that is "no limit" (0 or
+   * less), by a number: PySpark's code for data sources refuses all others. kdirect yields Arrow
+   * batches, to which the limit does not apply.
+   */
+  def withRowLimit[T](ask: => T): T =
+    if (SQLConf.get.arrowMaxRecordsPerBatch > 0) ask
+    else {
+      val limited = SQLConf.get.clone()
+      limited.setConf(RowLimit, Int.MaxValue)
+      SQLConf.withExistingConf(limited)(ask)
+    }
 
   /** Ends a micro-batch in Python, as Spark's `PythonStreamingWrite` does, but in a `Planner`. */
   def endBatch(

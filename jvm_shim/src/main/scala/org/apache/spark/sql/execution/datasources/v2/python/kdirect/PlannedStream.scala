@@ -1,6 +1,7 @@
 package org.apache.spark.sql.execution.datasources.v2.python.kdirect
 
 import java.io.IOException
+import java.lang.ref.Cleaner
 import java.nio.channels.ClosedByInterruptException
 
 import scala.util.control.NonFatal
@@ -31,13 +32,17 @@ private[kdirect] final class PlannedStream(
   // Whether the last call has got its whole answer.
   private var clean = false
   private var failure: Option[Throwable] = None
-  private var stopped = false
+
+  // The engine stops no source where another one of the same query cannot be made, as in a union:
+  // then the process ends when this stream is collected as garbage.
+  private val held = new PlannedStream.Held(planner)
+  private val unreachable = PlannedStream.cleaner.register(this, held)
 
   override def init(): Unit = guarded {
     planner.begin(Planner.Stream, Map.empty)
     PythonWorkerUtils.writePythonFunction(function, planner.out)
     PythonWorkerUtils.writeUTF(schema.json, planner.out)
-    planner.out.writeInt(SQLConf.get.arrowMaxRecordsPerBatch)
+    planner.out.writeInt(PlannedSource.withRowLimit(SQLConf.get.arrowMaxRecordsPerBatch))
     planner.out.flush()
     if (planner.in.readInt() == SpecialLengths.PYTHON_EXCEPTION_THROWN)
       throw QueryCompilationErrors.pythonDataSourceError(
@@ -121,25 +126,33 @@ private[kdirect] final class PlannedStream(
 
   override def commit(end: String): Unit = ask("commitSource", COMMIT_FUNC_ID, end)(_ => ())
 
-  override def stop(): Unit = if (!stopped) {
-    stopped = true
-    var released = false
+  override def stop(): Unit =
     try {
       if (clean) {
         planner.out.writeInt(Planner.Stop)
         planner.out.writeInt(SpecialLengths.END_OF_STREAM)
         planner.out.flush()
         planner.release()
-        released = true
+        held.isGivenBack = true
       }
     } catch {
       case NonFatal(e) => logDebug("a stream's planner was not given back: " + e)
-    } finally if (!released) planner.destroy()
-  }
+    } finally end()
 
-  /** The process is of no more use. */
-  private def end(): Unit = if (!stopped) {
-    stopped = true
-    planner.destroy()
+  /** The process is of no more use to this stream. */
+  private def end(): Unit = {
+    clean = false
+    unreachable.clean()
+  }
+}
+
+private object PlannedStream {
+
+  private val cleaner = Cleaner.create()
+
+  /** What ends a stream's planner, once.  It must not reach the stream. */
+  private final class Held(planner: Planner) extends Runnable {
+    @volatile var isGivenBack = false
+    override def run(): Unit = if (!isGivenBack) planner.destroy()
   }
 }

@@ -10,7 +10,6 @@ import org.apache.spark.{JobArtifactSet, SparkException, TaskContext}
 import org.apache.spark.internal.Logging
 import org.apache.spark.sql.catalyst.InternalRow
 import org.apache.spark.sql.catalyst.expressions.UnsafeRow
-import org.apache.spark.sql.classic.SparkSession
 import org.apache.spark.sql.connector.metric.CustomTaskMetric
 import org.apache.spark.sql.connector.write.{
   DataWriter,
@@ -46,8 +45,7 @@ private[kdirect] object RealTimeWrite extends Logging {
    */
   def admit(): Unit =
     if (RealTime.isOn && startsStream) {
-      val conf = SparkSession.getActiveSession.orElse(SparkSession.getDefaultSession)
-        .map(_.sessionState.conf).getOrElse(SQLConf.get)
+      val conf = KdirectSource.settings
       if (!conf.contains(Check)) {
         logWarning(s"$Check=false: ${RealTime.Setting} is on, and kdirect is not in Spark's list "
           + "of sinks for Real-Time Mode; Spark warns about operators that are not in its lists")
@@ -60,7 +58,7 @@ private[kdirect] object RealTimeWrite extends Logging {
 
   /** Whether the query of this id has a real-time trigger. */
   def isFor(queryId: String): Boolean =
-    SparkSession.getActiveSession.orElse(SparkSession.getDefaultSession).exists { session =>
+    KdirectSource.session.exists { session =>
       val running = session.sharedState.activeStreamingQueries
       val query = scala.util.Try(UUID.fromString(queryId)).toOption.map(running.get(_))
       query.exists(q => q != null && q.trigger.getClass.getSimpleName == "RealTimeTrigger")
