@@ -19,9 +19,7 @@ def test_of_many_settings_those_used_last_stay_connected(own_broker: BrokerProce
         made.produce("t", b"%d" % number)
         made.flush()
         worker.keep_session(settings(own_broker, number))
-    assert (
-        worker.producer(settings(own_broker, 0)) is first
-    )  # number 1 is the oldest now
+    assert worker.producer(settings(own_broker, 0)) is first  # number 1 is the oldest now
     worker.producer(settings(own_broker, worker.MOST_KEPT))
     worker.keep_session(settings(own_broker, worker.MOST_KEPT))
     assert len(worker._producers) == len(worker._sessions) == worker.MOST_KEPT
