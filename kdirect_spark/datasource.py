@@ -116,7 +116,8 @@ class KdirectDataSource(DataSource):
             raise ConfigError(
                 f"kdirect's rows have a fixed schema, {expected.simpleString()}, "
                 f"not {schema.simpleString()}",
-                hint="remove .schema(...) and select or parse the columns afterwards",
+                hint="remove .schema(...), or create the table without columns, and select or "
+                "parse the columns afterwards",
             )
         return settings
 

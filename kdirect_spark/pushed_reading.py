@@ -24,6 +24,7 @@ from pyspark.sql.types import StructType
 from kdirect.model import TopicPartition
 from kdirect_spark import pushdown
 from kdirect_spark.broker_view import BrokerView, ranges_of
+from kdirect_spark.clear_errors import sentence_first
 from kdirect_spark.offsets import Plan
 from kdirect_spark.pushdown import ALL, Condition
 from kdirect_spark.reading import read_range
@@ -56,6 +57,7 @@ def is_filter_process() -> bool:
     return FILTER_PROCESS in sys.argv or (spec is not None and spec.name == FILTER_PROCESS)
 
 
+@sentence_first
 class NarrowedReader(KdirectBatchReader):
     """Reads the offsets at which rows may meet `condition`."""
 
@@ -81,6 +83,7 @@ class NarrowedReader(KdirectBatchReader):
         return view, replace(plan, ranges=pushdown.narrowed(plan.ranges, condition, by_time))
 
 
+@sentence_first
 class FilteringReader(NarrowedReader):
     """Takes filters from PySpark."""
 
@@ -96,6 +99,7 @@ class CountedPartition(InputPartition):
     rows: tuple[tuple[TopicPartition, int], ...]
 
 
+@sentence_first
 class CountingReader(NarrowedReader):
     """Counts rows, by some of the columns `topic` and `partition`.  A task gives a row of the
     columns `names`: those that are counted by, and one or more times their number.  Spark adds up.

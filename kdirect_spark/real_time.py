@@ -205,7 +205,9 @@ class LiveTask:
 
     def __init__(self, settings: SourceSettings, partition: LivePartition, rows: LiveRows) -> None:
         plan = json.loads(partition.plan.removeprefix(BEGIN).removesuffix(END))
-        self._until = int(plan["until"]) / 1000 - MARGIN_S
+        # By a clock that nobody sets: the other one may be set back meanwhile, or forth.
+        left_s = int(plan["until"]) / 1000 - MARGIN_S - time.time()
+        self._until = time.monotonic() + left_s
         wait_ms = LIVE_MS if len(plan["ranges"]) == 1 else LIVE_MS_OF_SEVERAL
         self._readings = [
             RangeReading(
@@ -233,7 +235,7 @@ class LiveTask:
 
     def _until_the_end(self, sources: dict[int, Any]) -> Iterator[pa.RecordBatch]:
         pause, last = FIRST_PAUSE_S, time.monotonic()
-        while time.time() < self._until:
+        while time.monotonic() < self._until:
             found = False
             for i, source in list(sources.items()):
                 try:

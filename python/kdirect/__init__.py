@@ -50,6 +50,7 @@ _ERRORS = (
     "DeltaError",
     "FencedLeaderEpochError",
     "FencedRunError",
+    "OlderCheckpointError",
     "ForgedChannelError",
     "FormatError",
     "KdirectError",

@@ -397,6 +397,14 @@ class FencedRunError(TransactionError):
     fatal = True
 
 
+class OlderCheckpointError(TransactionError):
+    """A query goes on from a checkpoint that is older than what it has written exactly once.  What
+    it would write now was never written, under numbers of batches that were.  Nothing is written.
+    """
+
+    fatal = True
+
+
 class UnknownAttemptError(TransactionError):
     """A batch was to be committed with an attempt that is not open: it was aborted, took too long,
     or never was.  Nothing was committed."""

@@ -13,7 +13,12 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 import kdirect
 from kdirect.broker.transaction_store import COMMIT_BYTES
 from kdirect.client.attempts import ALREADY_COMMITTED, COMMITTED, OPEN, Attempt
-from kdirect.errors import FencedRunError, TransactionError, UnknownAttemptError
+from kdirect.errors import (
+    FencedRunError,
+    OlderCheckpointError,
+    TransactionError,
+    UnknownAttemptError,
+)
 from tests.support import wait_until
 
 PARTITIONS = 3
@@ -116,6 +121,33 @@ def test_a_batch_that_is_repeated_changes_nothing(broker: Any, session: Any, top
     sent += write(session, b, topic, "b")
     assert session.commit_attempts(topic, "q", "r2", 6, [b]) == COMMITTED
     assert values(broker, topic) == sorted(sent)
+
+
+def test_a_run_that_begins_before_the_last_batch_is_refused(session: Any, topic: str) -> None:
+    """Its checkpoint is older: what it would write has numbers of batches with other rows."""
+    for batch in (4, 5):
+        session.commit_attempts(topic, "q", "r", batch, [])
+    for call in (
+        lambda: session.join_attempt(topic, "q", "r2", 4),
+        lambda: session.commit_attempts(topic, "q", "r2", 4, []),
+    ):
+        with pytest.raises(OlderCheckpointError, match="batch 4, though 5 is committed"):
+            call()
+    assert session.join_attempt(topic, "q", "r", 4) is None, "nothing has changed"
+    assert session.join_attempt(topic, "other", "r3", 0) is not None, "another query has its own"
+
+
+def test_a_topic_that_comes_back_smaller_holds_nobody_up(session: Any, topic: str) -> None:
+    """No marker can be written in a partition that is gone."""
+    session.admin.create_topic(f"{topic}-gone", PARTITIONS)
+    a = session.join_attempt(topic, "q", "r", 0)
+    write(session, a, f"{topic}-gone", "a")
+    session.admin.delete_topic(f"{topic}-gone")
+    session.admin.create_topic(f"{topic}-gone", 1)
+    assert session.commit_attempts(topic, "q", "r", 0, [a]) == COMMITTED
+    b = session.join_attempt(topic, "q", "r", 1)
+    write(session, b, topic, "b")
+    assert session.commit_attempts(topic, "q", "r", 1, [b]) == COMMITTED
 
 
 def test_a_new_run_fences_the_one_before(broker: Any, session: Any, topic: str) -> None:

@@ -182,6 +182,24 @@ def test_another_topic_and_a_checkpoint_that_is_deleted(
     assert len(committed(broker.bootstrap_servers, second, 1).all()) == 9
 
 
+def test_an_older_checkpoint_is_refused(topics, copy, committed, broker, tmp_path, refused, spark):
+    """Its micro-batches have numbers that are committed, and other rows."""
+    source, target = topics.create(1), topics.create(1)
+    topics.fill(source, numbers(3))
+    copy(source, target)
+    shutil.copytree(tmp_path / "c", tmp_path / "older")
+    for _ in range(2):
+        topics.fill(source, numbers(3))
+        copy(source, target)
+    assert len(committed(broker.bootstrap_servers, target, 1).all()) == 9
+    topics.fill(source, numbers(3))
+    with refused("OlderCheckpointError", "begins with batch 1, though 2 is committed"):
+        copy(source, target, checkpoint="older")
+    assert len(committed(broker.bootstrap_servers, target, 1).all()) == 9
+    copy(source, target)  # the newest one goes on
+    assert len(committed(broker.bootstrap_servers, target, 1).all()) == 12
+
+
 def test_two_queries_write_to_one_topic(topics, copy, committed, broker, spark):
     source, target = topics.create(1), topics.create(2)
     topics.fill(source, numbers(6), key=lambda i: b"%d" % i)

@@ -46,7 +46,9 @@ def test_options_that_load_refuses(spark, printed, options, words):
 
 
 def test_what_a_batch_cannot_read(read, topics, printed):
-    check(printed(read("no-such-topic").collect), "no topic no-such-topic", "create it first")
+    missing = read("no-such-topic")
+    for asked in (missing.collect, missing.count, missing.where("partition = 0").collect):
+        check(printed(asked), "no topic no-such-topic", "create it first")
     topic = topics.create()
     topics.fill(topic, [b"1", b"2"])
     bad = read(topic, valueFormat="json", valueSchema="a long", valueMode="FAILFAST")

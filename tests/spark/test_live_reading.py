@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
@@ -59,6 +60,17 @@ def read(settings, starts, seconds, meanwhile=lambda first: None):
                 first.set()
     thread.join()
     return rows, marks, at
+
+
+def test_a_clock_that_is_set_back_prolongs_no_batch(topics, broker, monkeypatch):
+    name = topics.create(1)
+    settings = settings_of(broker.bootstrap_servers, name)
+    real, began = time.time, time.monotonic()
+    clock = SimpleNamespace(**vars(time))
+    clock.time = lambda: real() - (3600 if time.monotonic() - began > 0.5 else 0)
+    monkeypatch.setattr(real_time, "time", clock)
+    read(settings, {TopicPartition(name, 0): 0}, 2)
+    assert time.monotonic() - began < 20
 
 
 @pytest.mark.parametrize("transport", ["auto", "tcp"])

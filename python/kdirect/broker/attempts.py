@@ -49,7 +49,7 @@ from kdirect.broker.transactions import (
     Transactions,
     Write,
 )
-from kdirect.format.attempt_records import AttemptTag, IdentityRecord
+from kdirect.format.attempt_records import NO_BATCH, AttemptTag, IdentityRecord
 from kdirect.format.error_codes import ErrorCode
 from kdirect.format.transaction_records import (
     NO_EPOCH,
@@ -164,6 +164,8 @@ class Attempts:
         committed = record is not None and batch <= record.last_batch(job.query)
         if committed and not is_new_run:
             return AttemptReply(committed=True)
+        if is_new_run and (older := _begins_too_early(record, job, batch)):
+            return older
         if is_new_run and record is not None:
             record = record.began(job.run, job.query, owner)
         elif is_new_run:
@@ -198,6 +200,8 @@ class Attempts:
         committed = record is not None and batch <= record.last_batch(job.query)
         if committed and not is_new_run:
             return AttemptReply(committed=True)
+        if is_new_run and (older := _begins_too_early(record, job, batch)):
+            return older
         if self._is_busy(found):
             return _CONCURRENT
         if is_new_run:
@@ -491,6 +495,20 @@ class Attempts:
             found.pending = many
         found.names.update(write.transactional_id for write in writes)
         return many
+
+
+def _begins_too_early(record: IdentityRecord | None, job: Job, batch: int) -> AttemptReply | None:
+    """The refusal of a run that begins before the last committed batch.  A query that starts again
+    repeats that batch at most.  Of one whose checkpoint is older, the numbers are those of batches
+    that were committed with other rows, and nobody would notice that its own are never written."""
+    last = NO_BATCH if record is None else record.last_batch(job.query)
+    if batch >= last:
+        return None
+    return AttemptReply(
+        ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
+        f"run {job.run} of query {job.query} begins with batch {batch}, though {last} is committed:"
+        " its checkpoint is older than what was written with it",
+    )
 
 
 def _is_free(entry: Entry) -> bool:

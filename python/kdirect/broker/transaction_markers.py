@@ -253,10 +253,11 @@ class TransactionMarkers:
         return left
 
     def is_gone(self, tp: TopicPartition) -> bool:
-        """Was its topic deleted?"""
+        """Was its topic deleted?  One that was created again may have fewer partitions."""
         membership: Any = self._services.membership
         knows = membership is None or membership.metadata.generation >= 0
-        return knows and self._services.topics.find(tp.topic) is None
+        topic = self._services.topics.find(tp.topic) if knows else None
+        return knows and (topic is None or tp.partition >= topic.partition_count)
 
     def leader_of(self, tp: TopicPartition) -> int:
         """The broker that leads a partition; -1: none does."""

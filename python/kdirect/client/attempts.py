@@ -21,6 +21,7 @@ from kdirect.errors import (
     AttemptsUnsupportedError,
     FencedRunError,
     KdirectError,
+    OlderCheckpointError,
     TimedOutError,
     TransactionError,
     UnknownAttemptError,
@@ -182,6 +183,12 @@ class AttemptCalls:
 def _error(code: int, text: str) -> KdirectError:
     if code == ErrorCode.PRODUCER_FENCED:
         return FencedRunError(text, hint="stop this run, or give the other one its own identity")
+    if code == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER:
+        return OlderCheckpointError(
+            text,
+            hint="go on with the newest checkpoint; or start with a new one: that is a new query, "
+            "which writes again what it reads again",
+        )
     if code == ErrorCode.INVALID_TXN_STATE:
         return UnknownAttemptError(
             text, hint="nothing of the batch was committed: write it again, as Spark does"
