@@ -317,7 +317,7 @@ def test_no_rows_make_no_batches():
 
 def test_after_an_error_the_encoder_works_on():
     encoder = ArrowEncoder(max_record_bytes=100, batch_bytes=1000)
-    with pytest.raises(FormatError, match=r"row 2 is larger than 100.*max_record_bytes"):
+    with pytest.raises(FormatError, match=r"row 2 is larger than 100.*max.message.bytes"):
         encoder.encode(pa.array([b"a", b"b", b"c" * 200]), default_timestamp_ms=0)
     assert [r[1] for r in rows_of(encoder.encode(pa.array([b"d"]), default_timestamp_ms=0))] == [
         b"d"
