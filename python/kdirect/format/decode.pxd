@@ -63,7 +63,4 @@ cdef class ArrowDecoder:
     cdef int _take_compressed(self, const uint8_t* p) except -100
     cdef int _reserve(self, size_t section_bytes, size_t n) except -1
     cdef object _fault(self, int code, const uint8_t* p, size_t n)
-    cdef object _text(self, object kind, int64_t rows, int state, Block offsets, Block data,
-                      Block validity, int64_t used)
     cdef object _headers(self, int64_t rows)
-    cdef object _timestamp_types(self, int64_t rows)

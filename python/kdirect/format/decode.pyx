@@ -3,8 +3,8 @@
 
 It owns the decoder of one topic partition, and the columns that the decoder is building.  Memory is
 reserved batch by batch before the inner loop (`records`) runs, so that loop checks no capacities.
-Columns are blocks; a block returns to its free list when the last Arrow array that shows it is
-gone.  `record_list` decodes a few records into Python objects instead.
+Columns are blocks; `arrays` makes Arrow of the finished ones.  `record_list` decodes a few records
+into Python objects instead.
 
 Invariants
 - A batch is taken whole or not at all: an error leaves the pending rows as they were before it.
@@ -12,7 +12,7 @@ Invariants
   same bytes are fed twice.
 - Input bytes may change while they are read (see `records`); compressed ones are copied first.
 - Columns with the same value in every row (topic, partition, usually timestampType, an absent key)
-  are shared, read-only memory, and cost nothing per batch.
+  cost nothing per batch.
 """
 
 import pyarrow as pa
@@ -20,14 +20,17 @@ import pyarrow as pa
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.stdint cimport (
-    INT32_MAX, INT64_MAX, int32_t, int64_t, uint8_t, uint32_t, uint64_t, uintptr_t)
+    INT64_MAX, int32_t, int64_t, uint8_t, uint32_t, uint64_t, uintptr_t)
 from libc.string cimport memcpy, memset
 
 from kdirect.errors import ConfigError, CorruptBatchError, FormatError, UnsupportedFormatError
+from kdirect.format.arrays import SCHEMA, SCHEMA_WITH_HEADERS
+from kdirect.format.arrays cimport (
+    constant_array, header_array, number_array, text_array, timestamp_type_array)
 from kdirect.format.batch import CODEC_NAMES, batch_error
 from kdirect.format.batch cimport (
     BATCH_BAD_CRC, BATCH_OK, BATCH_TRUNCATED, batch_info, offsets_are_possible, parse_batch_header)
-from kdirect.blocks cimport Block, expand, take_block
+from kdirect.blocks cimport expand
 from kdirect.format.chain cimport chain_t, continues_dense, move_dense
 from kdirect.format.compression import records_fault
 from kdirect.format.compression cimport Decompressor
@@ -35,7 +38,7 @@ from kdirect.format.layout cimport (
     ATTRIBUTE_CODEC_MASK, ATTRIBUTE_CONTROL, ATTRIBUTE_LOG_APPEND_TIME, BATCH_ATTRIBUTES, BATCH_CRC,
     BATCH_HEADER_BYTES, BATCH_RECORDS, CODEC_ZSTD)
 from kdirect.format.records cimport (
-    COLUMN_MIXED, COLUMN_NULL, COPY_SLACK, RECORD_MIN_BYTES, RECORDS_NEED_KEYS, RECORDS_OK,
+    COLUMN_NULL, COPY_SLACK, RECORD_MIN_BYTES, RECORDS_NEED_KEYS, RECORDS_OK,
     RECORDS_TRAILING, columns, decode_section, records_error, section)
 
 from kdirect.format.wire cimport kd_get32, kd_prefetch
@@ -47,16 +50,6 @@ DEFAULT_TARGET_ROWS = 1 << 17
 DEFAULT_TARGET_BYTES = 8 << 20
 DEFAULT_MAX_DECOMPRESSED_BYTES = 64 << 20
 NO_STOP = INT64_MAX
-
-_HEADER_TYPE = pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])
-_FIELDS = [
-    pa.field("key", pa.binary()), pa.field("value", pa.binary()), pa.field("topic", pa.string()),
-    pa.field("partition", pa.int32()),
-    pa.field("offset", pa.int64()), pa.field("timestamp", pa.timestamp("us", tz="UTC")),
-    pa.field("timestampType", pa.int32())]
-SCHEMA = pa.schema(_FIELDS)
-SCHEMA_WITH_HEADERS = pa.schema([*_FIELDS,
-                                 pa.field("headers", pa.list_(pa.field("element", _HEADER_TYPE)))])
 
 # Not of pa.array([]): that looks for pandas, whose import takes longer than all others.
 _EMPTY = [pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in schema],
@@ -71,75 +64,7 @@ cdef object _INT64 = pa.int64()
 _HEADER_HINT = "read past it with another offset, or restore the segment from a good copy"
 
 
-# -- columns with one value in every row -----------------------------------------------------------
-
-# value -> (rows, buffers); the buffers are read-only and shared by all decoders of the process
-cdef dict _constants = {}
-cdef enum:
-    CONSTANTS_MAX = 64
-
-
-cdef tuple _constant(object what, int64_t rows):
-    """Buffers of a column with at least `rows` rows of `what`: a str, an int (int32), or None
-    (binary null)."""
-    cdef tuple found = _constants.get(what)
-    cdef int64_t capacity = 1024, i, n
-    cdef Block first, second
-    cdef int32_t* numbers
-    cdef bytes text
-    if found is not None and <int64_t>found[0] >= rows:
-        return found[1]
-    while capacity < rows:
-        capacity *= 2
-    first = take_block((capacity + 1) * sizeof(int32_t))
-    numbers = <int32_t*>first.data
-    if what is None:
-        memset(numbers, 0, (capacity + 1) * sizeof(int32_t))
-        buffers = (_buffer(first, capacity // 8), _buffer(first, (capacity + 1) * sizeof(int32_t)),
-                   _buffer(first, 0))
-    elif isinstance(what, str):
-        text = what.encode()
-        n = len(text)
-        if capacity > INT32_MAX // n:
-            capacity = INT32_MAX // n
-        second = take_block(capacity * n)
-        for i in range(capacity):
-            numbers[i] = <int32_t>(i * n)
-        numbers[capacity] = <int32_t>(capacity * n)
-        memcpy(second.data, PyBytes_AS_STRING(text), n)
-        i = n
-        while i < capacity * n:
-            memcpy(second.data + i, second.data, min(i, capacity * n - i))
-            i *= 2
-        buffers = (None, _buffer(first, (capacity + 1) * sizeof(int32_t)),
-                   _buffer(second, capacity * n))
-    else:
-        for i in range(capacity):
-            numbers[i] = what
-        buffers = (None, _buffer(first, capacity * sizeof(int32_t)))
-    _constants.pop(what, None)
-    while len(_constants) >= CONSTANTS_MAX:
-        del _constants[next(iter(_constants))]
-    _constants[what] = (capacity, buffers)
-    return buffers
-
-
-cdef object _buffer(Block block, int64_t n):
-    return pa.foreign_buffer(<uintptr_t>block.data, n, block)
-
-
 # -- the decoder -----------------------------------------------------------------------------------
-
-cdef Block _fitting(Block block, size_t used):
-    """`block`, or a copy of its `used` bytes if they are at most a quarter of a block larger than
-    4 KiB: a caller may keep the arrays for long."""
-    cdef Block smaller
-    if block.capacity <= 4096 or used * 4 > block.capacity:
-        return block
-    smaller = take_block(used)
-    memcpy(smaller.data, block.data, used)
-    return smaller
-
 
 cdef inline bint crc_is_right(const uint8_t* p, uint32_t size) noexcept nogil:
     return (kd_crc32c(0, p + BATCH_ATTRIBUTES, size - BATCH_ATTRIBUTES)
@@ -604,19 +529,16 @@ cdef class ArrowDecoder:
         if rows == 0:
             self._reset()
             return _EMPTY[self.include_headers]
-        from_buffers = pa.Array.from_buffers
         arrays = [
-            self._text(_BINARY, rows, self.c.key.state, self.key_offsets, self.key_data,
-                       self.key_validity, self.c.key.used),
-            self._text(_BINARY, rows, self.c.value.state, self.value_offsets, self.value_data,
-                       self.value_validity, self.c.value.used),
-            from_buffers(_STRING, rows, list(_constant(self.topic, rows)), 0),
-            from_buffers(_INT32, rows, list(_constant(self.partition, rows)), 0),
-            from_buffers(_INT64, rows, [None, _buffer(_fitting(self.offset, rows * 8), rows * 8)],
-                         0),
-            from_buffers(_MICROSECONDS, rows,
-                         [None, _buffer(_fitting(self.timestamp, rows * 8), rows * 8)], 0),
-            self._timestamp_types(rows),
+            text_array(_BINARY, rows, &self.c.key, self.key_offsets, self.key_data,
+                       self.key_validity),
+            text_array(_BINARY, rows, &self.c.value, self.value_offsets, self.value_data,
+                       self.value_validity),
+            constant_array(_STRING, rows, self.topic),
+            constant_array(_INT32, rows, self.partition),
+            number_array(_INT64, rows, self.offset),
+            number_array(_MICROSECONDS, rows, self.timestamp),
+            timestamp_type_array(rows, self.types),
         ]
         if self.include_headers:
             arrays.append(self._headers(rows))
@@ -624,56 +546,14 @@ cdef class ArrowDecoder:
         self._reset()
         return batch
 
-    cdef object _text(self, object kind, int64_t rows, int state, Block offsets, Block data,
-                      Block validity, int64_t used):
-        if state == COLUMN_NULL:
-            return pa.Array.from_buffers(kind, rows, list(_constant(None, rows)), rows)
-        bits = None
-        if state == COLUMN_MIXED:
-            bits = _buffer(_fitting(validity, (rows + 7) // 8), (rows + 7) // 8)
-        return pa.Array.from_buffers(kind, rows,
-                                     [bits,
-                                      _buffer(_fitting(offsets, (rows + 1) * 4), (rows + 1) * 4),
-                                                  _buffer(_fitting(data, used), used)],
-                                                  0 if bits is None else -1)
-
     cdef object _headers(self, int64_t rows):
         cdef int64_t n = self.c.header_rows
+        kind = self.schema.field("headers").type
         if self.c.header_list.state == COLUMN_NULL:
-            return pa.nulls(rows, self.schema.field("headers").type)
-        keys = self._text(_STRING, n, self.c.header_key.state, self.header_key_offsets,
-                          self.header_key_data, self.header_key_validity,
-                          self.c.header_key.used)
-        try:
-            keys.validate(full=True)
-        except pa.ArrowInvalid:
-            # Not UTF-8: replace malformed bytes, as Kafka's Java client does.
-            keys = pa.array([key.decode("utf-8",
-                                        "replace") for key in keys.view(_BINARY).to_pylist()],
-                                        _STRING)
-        values = self._text(_BINARY, n, self.c.header_value.state, self.header_value_offsets,
-                            self.header_value_data,
-                            self.header_value_validity, self.c.header_value.used)
-        elements = pa.StructArray.from_arrays([keys, values], fields=list(_HEADER_TYPE))
-        bits = None
-        if self.c.header_list.state == COLUMN_MIXED:
-            bits = _buffer(_fitting(self.list_validity, (rows + 7) // 8), (rows + 7) // 8)
-        return pa.Array.from_buffers(self.schema.field("headers").type, rows,
-                                     [bits,
-                                      _buffer(_fitting(self.list_offsets, (rows + 1) * 4),
-                                              (rows + 1) * 4)],
-                                     0 if bits is None else -1, children=[elements])
-
-    cdef object _timestamp_types(self, int64_t rows):
-        cdef Block block
-        cdef int32_t* numbers
-        cdef int64_t row
-        cdef int32_t kind
-        if len(self.types) == 1:
-            return pa.Array.from_buffers(_INT32, rows, list(_constant(self.types[0][1], rows)), 0)
-        block = take_block(rows * 4)
-        numbers = <int32_t*>block.data
-        for i, (first, kind) in enumerate(self.types):
-            for row in range(first, self.types[i + 1][0] if i + 1 < len(self.types) else rows):
-                numbers[row] = kind
-        return pa.Array.from_buffers(_INT32, rows, [None, _buffer(block, rows * 4)], 0)
+            return pa.nulls(rows, kind)
+        keys = text_array(_STRING, n, &self.c.header_key, self.header_key_offsets,
+                          self.header_key_data, self.header_key_validity)
+        values = text_array(_BINARY, n, &self.c.header_value, self.header_value_offsets,
+                            self.header_value_data, self.header_value_validity)
+        return header_array(kind, rows, &self.c.header_list, self.list_offsets, self.list_validity,
+                            keys, values)

@@ -31,6 +31,7 @@ from libc.string cimport memcpy, memset
 from kdirect.errors import ConfigError
 from kdirect.format.bad_values import TIME_FAULTS, BadRow, Dropped, DropReason
 from kdirect.blocks cimport Block, expand, take_block
+from kdirect.format.arrays cimport text_array
 from kdirect.format.decode cimport RUN_DONE, ArrowDecoder
 from kdirect.format.fixed_layout import FixedLayout
 from kdirect.format.layout cimport ATTRIBUTE_LOG_APPEND_TIME
@@ -467,8 +468,8 @@ cdef class FixedDecoder(ArrowDecoder):
             None if empty or not self.timed else self.time.least,
             None if empty or not self.timed else self.time.greatest,
             None if self.clock_us < 0 else self.clock_us,
-            self._text(_BINARY, rows, self.c.key.state, self.key_offsets, self.key_data,
-                       self.key_validity, self.c.key.used) if self.with_keys else None,
+            text_array(_BINARY, rows, &self.c.key, self.key_offsets, self.key_data,
+                       self.key_validity) if self.with_keys else None,
             self._numbers(self.timestamp, rows).view(_MICROSECONDS) if self.with_timestamps
             else None,
             self.input_bytes)

@@ -1,0 +1,6 @@
+"""Types of `kdirect.format.arrays`, which is compiled.  See arrays.pyx."""
+
+import pyarrow as pa
+
+SCHEMA: pa.Schema
+SCHEMA_WITH_HEADERS: pa.Schema
