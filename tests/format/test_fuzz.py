@@ -35,15 +35,17 @@ small = st.integers(-3, 200) | st.integers(-(2**63), 2**63 - 1)
 
 
 def outcome(data: bytes, guarded) -> tuple[list[tuple] | None, str]:
-    """Rows of the first batches in `data` (None: refused) by both decoders, which must agree, and
+    """Rows of the first batches in `data` (None: refused) by all decoders, which must agree, and
     why it was refused."""
     address = guarded.put(data)
     results: list[list[tuple] | None] = []
     why = ""
-    for headers in (False, True):
-        decoder = ArrowDecoder("t", 0, include_headers=headers, max_decompressed_bytes=1 << 20)
+    for views, headers in ((False, False), (False, True), (True, False), (True, True)):
+        decoder = ArrowDecoder(
+            "t", 0, include_headers=headers, max_decompressed_bytes=1 << 20, views=views
+        )
         try:
-            consumed = decoder.feed_address(address, len(data))
+            consumed = decoder.feed_address(address, len(data), guarded)
         except (CorruptBatchError, UnsupportedFormatError) as e:
             assert e.hint and "t-0" in str(e)
             assert decoder.rows == 0
@@ -66,6 +68,7 @@ def outcome(data: bytes, guarded) -> tuple[list[tuple] | None, str]:
                     )
                 ]
             )
+    assert results[2:] == results[:2]
     assert (results[0] is None) == (results[1] is None)
     try:
         records, _, _ = decode_records(bytes(data), "t", 0, max_decompressed_bytes=1 << 20)

@@ -18,6 +18,11 @@ cdef object text_array(object kind, int64_t rows, const text_column* column, Blo
                        Block data, Block validity)
 # An array of binary or string.
 
+cdef object view_array(int64_t rows, const text_column* column, Block views, Block validity,
+                       list buffers)
+# An array of binary_view over the data buffers `buffers`, which it keeps only if a view refers to
+# one of them.
+
 cdef object header_array(object kind, int64_t rows, const text_column* lists, Block offsets,
                          Block validity, object keys, object values)
 # An array of the list type `kind`, whose elements are pairs of `keys` and `values`.  Keys that are

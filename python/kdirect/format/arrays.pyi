@@ -3,4 +3,6 @@
 import pyarrow as pa
 
 SCHEMA: pa.Schema
+SCHEMA_VIEWS: pa.Schema
+SCHEMA_VIEWS_WITH_HEADERS: pa.Schema
 SCHEMA_WITH_HEADERS: pa.Schema

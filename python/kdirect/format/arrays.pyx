@@ -21,15 +21,28 @@ from libc.string cimport memcpy, memset
 from kdirect.blocks cimport Block, take_block
 from kdirect.format.records cimport COLUMN_MIXED, COLUMN_NULL, text_column
 
-_HEADER_TYPE = pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])
-_FIELDS = [
-    pa.field("key", pa.binary()), pa.field("value", pa.binary()), pa.field("topic", pa.string()),
-    pa.field("partition", pa.int32()),
-    pa.field("offset", pa.int64()), pa.field("timestamp", pa.timestamp("us", tz="UTC")),
-    pa.field("timestampType", pa.int32())]
-SCHEMA = pa.schema(_FIELDS)
-SCHEMA_WITH_HEADERS = pa.schema([*_FIELDS,
-                                 pa.field("headers", pa.list_(pa.field("element", _HEADER_TYPE)))])
+cdef extern from "views.h" nogil:
+    enum:
+        KD_VIEW_BYTES
+
+
+cdef list _fields(object kind):
+    """The fields of records whose columns of bytes are of the type `kind`."""
+    header = pa.struct([pa.field("key", pa.string()), pa.field("value", kind)])
+    return [
+        pa.field("key", kind), pa.field("value", kind), pa.field("topic", pa.string()),
+        pa.field("partition", pa.int32()),
+        pa.field("offset", pa.int64()), pa.field("timestamp", pa.timestamp("us", tz="UTC")),
+        pa.field("timestampType", pa.int32()),
+        pa.field("headers", pa.list_(pa.field("element", header)))]
+
+
+cdef object _BINARY_VIEW = pa.binary_view()
+
+SCHEMA_WITH_HEADERS = pa.schema(_fields(pa.binary()))
+SCHEMA = SCHEMA_WITH_HEADERS.remove(7)
+SCHEMA_VIEWS_WITH_HEADERS = pa.schema(_fields(_BINARY_VIEW))
+SCHEMA_VIEWS = SCHEMA_VIEWS_WITH_HEADERS.remove(7)
 
 cdef object _from_buffers = pa.Array.from_buffers
 cdef object _foreign_buffer = pa.foreign_buffer
@@ -43,11 +56,12 @@ cdef object _INT32 = pa.int32()
 cdef dict _constants = {}
 cdef enum:
     CONSTANTS_MAX = 64
+cdef object _NULL_VIEW = object()
 
 
 cdef tuple _constant(object what, int64_t rows):
-    """Buffers of a column with at least `rows` rows of `what`: a str, an int (int32), or None
-    (binary null)."""
+    """Buffers of a column with at least `rows` rows of `what`: a str, an int (int32), None
+    (binary null), or _NULL_VIEW."""
     cdef tuple found = _constants.get(what)
     cdef int64_t capacity = 1024, i, n
     cdef Block first, second
@@ -57,6 +71,11 @@ cdef tuple _constant(object what, int64_t rows):
         return found[1]
     while capacity < rows:
         capacity *= 2
+    if what is _NULL_VIEW:
+        first = take_block(capacity * KD_VIEW_BYTES)
+        memset(first.data, 0, capacity * KD_VIEW_BYTES)
+        return _keep(what, capacity, (_buffer(first, capacity // 8),
+                                      _buffer(first, capacity * KD_VIEW_BYTES)))
     first = take_block((capacity + 1) * sizeof(int32_t))
     numbers = <int32_t*>first.data
     if what is None:
@@ -83,6 +102,10 @@ cdef tuple _constant(object what, int64_t rows):
         for i in range(capacity):
             numbers[i] = what
         buffers = (None, _buffer(first, capacity * sizeof(int32_t)))
+    return _keep(what, capacity, buffers)
+
+
+cdef tuple _keep(object what, int64_t capacity, tuple buffers):
     _constants.pop(what, None)
     while len(_constants) >= CONSTANTS_MAX:
         del _constants[next(iter(_constants))]
@@ -130,6 +153,16 @@ cdef object text_array(object kind, int64_t rows, const text_column* column, Blo
     bits = _validity_bits(rows, column, validity)
     return _from_buffers(kind, rows, [bits, _fitting_buffer(offsets, (rows + 1) * 4),
                                       _fitting_buffer(data, column.used)],
+                         0 if bits is None else -1)
+
+
+cdef object view_array(int64_t rows, const text_column* column, Block views, Block validity,
+                       list buffers):
+    if column.state == COLUMN_NULL:
+        return _from_buffers(_BINARY_VIEW, rows, list(_constant(_NULL_VIEW, rows)), rows)
+    bits = _validity_bits(rows, column, validity)
+    own = [bits, _fitting_buffer(views, rows * KD_VIEW_BYTES)]
+    return _from_buffers(_BINARY_VIEW, rows, own + buffers if column.refers else own,
                          0 if bits is None else -1)
 
 

@@ -12,6 +12,8 @@ from kdirect.format.decode import (
     DEFAULT_TARGET_BYTES,
     DEFAULT_TARGET_ROWS,
     SCHEMA,
+    SCHEMA_VIEWS,
+    SCHEMA_VIEWS_WITH_HEADERS,
     SCHEMA_WITH_HEADERS,
     ArrowDecoder,
 )
@@ -30,6 +32,8 @@ __all__ = [
     "DEFAULT_TARGET_BYTES",
     "DEFAULT_TARGET_ROWS",
     "SCHEMA",
+    "SCHEMA_VIEWS",
+    "SCHEMA_VIEWS_WITH_HEADERS",
     "SCHEMA_WITH_HEADERS",
     "ArrowDecoder",
     "ArrowEncoder",

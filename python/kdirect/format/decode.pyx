@@ -6,11 +6,15 @@ reserved batch by batch before the inner loop (`records`) runs, so that loop che
 Columns are blocks; `arrays` makes Arrow of the finished ones.  `record_list` decodes a few records
 into Python objects instead.
 
+With `views`, keys, values and the values of headers are not copied: their columns are Arrow's views
+of the bytes that were fed, whose memory the arrays keep (`view_buffers`).  All checks are the same.
+
 Invariants
 - A batch is taken whole or not at all: an error leaves the pending rows as they were before it.
 - Rows have rising offsets in [start_offset, stop_offset).  No offset appears twice, even if the
   same bytes are fed twice.
 - Input bytes may change while they are read (see `records`); compressed ones are copied first.
+- A view lies within a batch that was taken, and that batch within a window that was declared.
 - Columns with the same value in every row (topic, partition, usually timestampType, an absent key)
   cost nothing per batch.
 """
@@ -24,13 +28,14 @@ from libc.stdint cimport (
 from libc.string cimport memcpy, memset
 
 from kdirect.errors import ConfigError, CorruptBatchError, FormatError, UnsupportedFormatError
-from kdirect.format.arrays import SCHEMA, SCHEMA_WITH_HEADERS
+from kdirect.format.arrays import (
+    SCHEMA, SCHEMA_VIEWS, SCHEMA_VIEWS_WITH_HEADERS, SCHEMA_WITH_HEADERS)
 from kdirect.format.arrays cimport (
-    constant_array, header_array, number_array, text_array, timestamp_type_array)
+    constant_array, header_array, number_array, text_array, timestamp_type_array, view_array)
 from kdirect.format.batch import CODEC_NAMES, batch_error
 from kdirect.format.batch cimport (
     BATCH_BAD_CRC, BATCH_OK, BATCH_TRUNCATED, batch_info, offsets_are_possible, parse_batch_header)
-from kdirect.blocks cimport expand
+from kdirect.blocks cimport Block, expand
 from kdirect.format.chain cimport chain_t, continues_dense, move_dense
 from kdirect.format.compression import records_fault
 from kdirect.format.compression cimport Decompressor
@@ -39,21 +44,29 @@ from kdirect.format.layout cimport (
     BATCH_HEADER_BYTES, BATCH_RECORDS, CODEC_ZSTD)
 from kdirect.format.records cimport (
     COLUMN_NULL, COPY_SLACK, RECORD_MIN_BYTES, RECORDS_NEED_KEYS, RECORDS_OK,
-    RECORDS_TRAILING, columns, decode_section, records_error, section)
+    RECORDS_TRAILING, columns, decode_section, records_error, section, text_column)
 
+from kdirect.format.view_buffers cimport ViewBuffer, ViewBuffers, kept
 from kdirect.format.wire cimport kd_get32, kd_prefetch
 
 cdef extern from "crc32c.h" nogil:
     uint32_t kd_crc32c(uint32_t crc, const void* data, size_t n)
+
+cdef extern from "views.h" nogil:
+    enum:
+        KD_VIEW_BYTES
 
 DEFAULT_TARGET_ROWS = 1 << 17
 DEFAULT_TARGET_BYTES = 8 << 20
 DEFAULT_MAX_DECOMPRESSED_BYTES = 64 << 20
 NO_STOP = INT64_MAX
 
+# By `views` and `include_headers`.
+cdef list _SCHEMAS = [[SCHEMA, SCHEMA_WITH_HEADERS], [SCHEMA_VIEWS, SCHEMA_VIEWS_WITH_HEADERS]]
 # Not of pa.array([]): that looks for pandas, whose import takes longer than all others.
-_EMPTY = [pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in schema],
-                                     schema=schema) for schema in (SCHEMA, SCHEMA_WITH_HEADERS)]
+cdef list _EMPTY = [
+    [pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in schema], schema=schema)
+     for schema in schemas] for schemas in _SCHEMAS]
 
 cdef object _MICROSECONDS = pa.timestamp("us", tz="UTC")
 cdef object _BINARY = pa.binary()
@@ -101,6 +114,11 @@ cdef class ArrowDecoder:
     the pending rows and starts with none.  Control batches are skipped.  Only one thread at a time
     may use a decoder.  The columns are copies: no memory of another process is kept.
 
+    With `views`, the columns of bytes are of the type binary_view and are not copied: values of
+    more than 12 bytes stay in the memory that was fed, or in that of a decompressed batch.  Such
+    memory must not change while the arrays live, which keep a reference to its owner.  Targets
+    count the bytes of such values, too, so they bound the memory that a batch of rows keeps.
+
     `next_offset` is the offset after the last record batch consumed (at first `start_offset`): rows
     below it are never returned again.  `next_batch_bytes` is the size of the incomplete batch that
     the last ``feed`` ended at, or 0: a caller's buffer must be able to hold that many bytes.
@@ -111,7 +129,8 @@ cdef class ArrowDecoder:
                  int64_t stop_offset=INT64_MAX, bint include_headers=False,
                  int64_t target_rows=DEFAULT_TARGET_ROWS, int64_t target_bytes=DEFAULT_TARGET_BYTES,
                  bint check_crc=True,
-                 int64_t max_decompressed_bytes=DEFAULT_MAX_DECOMPRESSED_BYTES):
+                 int64_t max_decompressed_bytes=DEFAULT_MAX_DECOMPRESSED_BYTES, bint views=False):
+        cdef int64_t cell_bytes = KD_VIEW_BYTES if views else 4     # of a value: its view or offset
         if not topic:
             raise ConfigError("a decoder's topic is empty",
                               hint="name the topic that the bytes are from")
@@ -134,15 +153,23 @@ cdef class ArrowDecoder:
         self.target_bytes = target_bytes
         self.check_crc = check_crc
         self.max_decompressed_bytes = max_decompressed_bytes
-        self.schema = SCHEMA_WITH_HEADERS if include_headers else SCHEMA
-        self.row_bytes = 4 + 4 + (4 + len(topic.encode())) + 4 + 8 + 8 + 4
+        self.views = views
+        self.schema = _SCHEMAS[views][include_headers]
+        self.row_bytes = 2 * cell_bytes + (4 + len(topic.encode())) + 4 + 8 + 8 + 4
+        self.header_row_bytes = 4 + cell_bytes
         self.decompressor = Decompressor()
         self._reset()
 
     def _reset(self):
         memset(&self.c, 0, sizeof(columns))
         self.c.with_headers = self.include_headers
+        self.c.as_views = self.views
         self.row_capacity = self.value_capacity = self.key_capacity = 0
+        self.buffers = None
+        if self.views:
+            self.value_capacity = self.key_capacity = INT64_MAX     # their bytes are not copied
+            self.buffers = ViewBuffers()
+        self.taken_end = NULL
         self.header_capacity = self.header_rows_capacity = 0
         self.stopped = False
         self.types = []
@@ -173,7 +200,7 @@ cdef class ArrowDecoder:
         cdef int64_t n = self.c.rows * self.row_bytes + self.c.value.used + self.c.key.used
         if self.c.with_headers:
             n += self.c.header_key.used + self.c.header_value.used
-            n += 8 * self.c.header_rows + 4 * self.c.rows
+            n += self.header_row_bytes * self.c.header_rows + 4 * self.c.rows
         return n
 
     cdef bint c_full(self) noexcept nogil:
@@ -185,23 +212,67 @@ cdef class ArrowDecoder:
 
         It returns 0 if the first batch is incomplete or the decoder is full.  Raises
         CorruptBatchError or UnsupportedFormatError if the first batch is not acceptable; a later
-        one is left for the next call."""
+        one is left for the next call.  With `views`, `data` is kept by the columns."""
         cdef Py_buffer view
-        PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
+        owner = memoryview(data) if self.views else data
+        PyObject_GetBuffer(owner, &view, PyBUF_SIMPLE)
         try:
+            if self.views:
+                self.c_window(<const uint8_t*>view.buf, view.len, owner)
             return self.c_feed(<const uint8_t*>view.buf, view.len, NULL)
         finally:
             PyBuffer_Release(&view)
 
-    cpdef Py_ssize_t feed_address(self, uint64_t address, size_t n) except -1:
-        """`feed` over n bytes of memory at `address`, which must stay readable during the call."""
+    cpdef Py_ssize_t feed_address(self, uint64_t address, size_t n, object owner=None) except -1:
+        """`feed` over n bytes of memory at `address`, which must stay readable during the call.
+
+        With `views` it must stay as it is while `owner`, which the columns keep, is referenced.
+        ConfigError if there is no owner, and no window that `c_window` declared."""
+        if self.views and owner is not None:
+            self.c_window(<const uint8_t*><uintptr_t>address, n, owner)
         return self.c_feed(<const uint8_t*><uintptr_t>address, n, NULL)
+
+    cdef int c_window(self, const uint8_t* base, uint64_t length, object owner) except -1:
+        """Declare that what the next `c_feed` is given lies in [base, base + length), and that this
+        memory does not change while `owner` is referenced.
+
+        The window ends with that `c_feed`, or with `take`; pending rows and arrays keep the owner
+        if they need it.
+        A window of the owner of an earlier one that begins within that one, or where it ends,
+        continues its data buffer.  Nothing happens unless the decoder makes views.  ConfigError: no
+        owner is given, or the window is no range of addresses."""
+        if self.views:
+            self.buffers.open(base, length, owner)
+            self._use(self.buffers.current)
+        return 0
+
+    def window(self, uint64_t address, uint64_t n, object owner):
+        """`c_window` for n bytes at `address`, of which the next `feed_address` is given a part."""
+        self.c_window(<const uint8_t*><uintptr_t>address, n, owner)
+
+    cdef _use(self, ViewBuffer buffer):
+        """Views refer to `buffer` from here on; None: to one that the next batch begins."""
+        self.taken_end = NULL
+        self.view_limit = self.buffers.limit
+        if buffer is not None:
+            self.c.view_base = buffer.base
+            self.c.view_buffer = buffer.number
 
     cdef Py_ssize_t c_feed(self, const uint8_t* data, size_t n, chain_t* chain) except -1:
         """`feed`.  Unless `chain` is NULL, it is dense, stands at `data`, and moves over what is
         consumed.  With a chain, batches are taken only as far as they continue the log, and 0 may
         also mean that the first batch is not acceptable: `follow_batches`, or a call without a
-        chain, says why."""
+        chain, says why.  With `views`, call `c_window` before: ConfigError."""
+        if not self.views:
+            return self._feed(data, n, chain)
+        try:
+            self.buffers.check(data, n)
+            return self._feed(data, n, chain)
+        finally:
+            self.buffers.close(self.taken_end)
+            self._use(None)
+
+    cdef Py_ssize_t _feed(self, const uint8_t* data, size_t n, chain_t* chain) except -1:
         cdef size_t position = 0, before = 0
         cdef int code
         self.next_batch_bytes = 0
@@ -213,6 +284,9 @@ cdef class ArrowDecoder:
             before = position
             if code == RUN_RESERVE:
                 self._reserve(self.info.size, n - position)
+                continue
+            if code == RUN_BUFFER:
+                self._use(self.buffers.admit(data + position, self.taken_end))
                 continue
             if code == RUN_COMPRESSED:
                 try:
@@ -293,6 +367,8 @@ cdef class ArrowDecoder:
                     return RUN_DONE
                 if not self._has_room(info.records_count, info.size):
                     return RUN_RESERVE
+                if self.views and p + info.size > self.view_limit:
+                    return RUN_BUFFER
             if self.check_crc and not crc_is_right(p, info.size):
                 return BATCH_BAD_CRC
             code = self._take_rows(p, wanted)
@@ -313,7 +389,10 @@ cdef class ArrowDecoder:
             if code == RECORDS_NEED_KEYS:
                 self.keys_wanted = True
                 return RUN_RESERVE
-            return RUN_DONE if code == RECORDS_OK else RUN_RECORDS + code
+            if code != RECORDS_OK:
+                return RUN_RECORDS + code
+            self.taken_end = p + self.info.size
+            return RUN_DONE
         if not self.info.attributes & ATTRIBUTE_CONTROL and self.info.size != BATCH_HEADER_BYTES:
             return RUN_RECORDS + RECORDS_TRAILING
         return RUN_DONE
@@ -327,9 +406,14 @@ cdef class ArrowDecoder:
         if self.keys_wanted and self.c.key.used + section_bytes + COPY_SLACK > self.key_capacity:
             return False
         return not self.c.with_headers or (
-            max(self.c.header_key.used, self.c.header_value.used)
-            + section_bytes <= self.header_capacity
+            self._header_bytes() + section_bytes <= self.header_capacity
             and self.c.header_rows + section_bytes // 2 <= self.header_rows_capacity)
+
+    cdef int64_t _header_bytes(self) noexcept nogil:
+        """Bytes that were copied into the longer column of headers."""
+        if self.views:
+            return self.c.header_key.used
+        return max(self.c.header_key.used, self.c.header_value.used)
 
     cdef int _decode(self, const uint8_t* p, const uint8_t* end) noexcept nogil:
         """Append all records of the batch in `info`, which are [p, end), or none of them.  The
@@ -365,8 +449,7 @@ cdef class ArrowDecoder:
         cdef bytes private = PyBytes_FromStringAndSize(NULL, size)
         cdef uint8_t* body = <uint8_t*>PyBytes_AS_STRING(private)
         cdef uint32_t crc = 0
-        cdef Py_buffer view
-        cdef int code = RECORDS_OK
+        cdef int code
         with nogil:
             memcpy(body, p + BATCH_RECORDS, size)
             if self.check_crc:
@@ -382,27 +465,41 @@ cdef class ArrowDecoder:
                                           self.max_decompressed_bytes)
         except FormatError as e:
             raise records_fault(self._where(), e, _HEADER_HINT) from e
+        code = self._take_plain(kept(plain) if self.views else plain)
+        if code == RUN_RESERVE:
+            self._passed()
+        return code
+
+    cdef int _take_plain(self, object plain) except -100:
+        """`_take_compressed` for the records `plain`.  With `views` the columns keep them."""
+        cdef Py_buffer view
+        cdef int code = RECORDS_OK, buffer_before = self.c.view_buffer
+        cdef const uint8_t* base_before = self.c.view_base
         PyObject_GetBuffer(plain, &view, PyBUF_SIMPLE)
         try:
-            if info.records_count > view.len // RECORD_MIN_BYTES:
+            if self.info.records_count > view.len // RECORD_MIN_BYTES:
                 return RUN_HEADER
             if self.c.value.used + view.len > LARGEST_COLUMN and self.c.rows:
                 self.stopped = True
                 return RUN_DONE
             while True:
                 self._reserve(view.len, 0)
+                if self.views:
+                    self.c.view_base = <const uint8_t*>view.buf
+                    self.c.view_buffer = <int32_t>len(self.buffers.buffers)
                 with nogil:
                     code = self._decode(<const uint8_t*>view.buf,
                                         <const uint8_t*>view.buf + view.len)
                 if code != RECORDS_NEED_KEYS:
                     break
                 self.keys_wanted = True
+            if self.views:
+                if code == RECORDS_OK:
+                    self.buffers.add(<const uint8_t*>view.buf, view.len, plain)
+                self.c.view_base, self.c.view_buffer = base_before, buffer_before
         finally:
             PyBuffer_Release(&view)
-        if code != RECORDS_OK:
-            return RUN_RECORDS + code
-        self._passed()
-        return RUN_RESERVE
+        return RUN_RESERVE if code == RECORDS_OK else RUN_RECORDS + code
 
     cdef int _reserve(self, size_t section_bytes, size_t n) except -1:
         """Make room for the batch in `info`, whose records are section_bytes long, and for what is
@@ -417,82 +514,107 @@ cdef class ArrowDecoder:
             rows = max(rows, min(likely_rows, self.target_rows + self.info.records_count))
         if rows > self.row_capacity:
             rows = max(rows, min(2 * self.row_capacity, self.target_rows + self.info.records_count))
-            self.value_offsets = expand(self.value_offsets,
-                                        (self.c.rows + 1) * 4 if self.row_capacity else 0,
-                                        (rows + 1) * 4)
-            self.value_validity = expand(self.value_validity, (self.c.rows + 7) // 8,
-                                         (rows + 7) // 8)
-            self.offset = expand(self.offset, self.c.rows * 8, rows * 8)
-            self.timestamp = expand(self.timestamp, self.c.rows * 8, rows * 8)
-            if self.include_headers:
-                self.list_offsets = expand(self.list_offsets,
-                                           (self.c.rows + 1) * 4 if self.row_capacity else 0,
-                                           (rows + 1) * 4)
-                self.list_validity = expand(self.list_validity, (self.c.rows + 7) // 8,
-                                            (rows + 7) // 8)
-            self.row_capacity = min(<int64_t>(self.value_offsets.capacity // 4) - 1,
-                                    <int64_t>(self.offset.capacity // 8))
-            self.row_capacity = min(self.row_capacity, <int64_t>self.value_validity.capacity * 8)
+            self._grow_rows(rows)
         if self.keys_wanted:
-            self.key_offsets = expand(self.key_offsets,
-                                      (self.c.rows + 1) * 4 if self.key_offsets is not None else 0,
-                                      (self.row_capacity + 1) * 4)
-            self.key_validity = expand(self.key_validity,
-                                       (self.c.rows + 7) // 8 if self.key_validity is not None
-                                       else 0,
-                                       (self.row_capacity + 7) // 8)
-            if self.c.key.used + <int64_t>section_bytes + COPY_SLACK > self.key_capacity:
-                self.key_data = expand(self.key_data, self.c.key.used,
-                                       self.c.key.used + bytes_ + COPY_SLACK)
-                self.key_capacity = self.key_data.capacity
+            self._reserve_keys(section_bytes, bytes_)
         if self.c.value.used + <int64_t>section_bytes + COPY_SLACK > self.value_capacity:
             self.value_data = expand(self.value_data, self.c.value.used,
                                      self.c.value.used + bytes_ + COPY_SLACK)
             self.value_capacity = self.value_data.capacity
         if self.include_headers:
             self._reserve_headers(section_bytes)
-        self.c.value.offsets = <int32_t*>self.value_offsets.data
+        if not self.views:
+            self.c.value.offsets = <int32_t*>self.value_offsets.data
         self.c.value.validity = self.value_validity.data
         self.c.value.data = self.value_data.data
         self.c.offset = <int64_t*>self.offset.data
         self.c.timestamp = <int64_t*>self.timestamp.data
-        if self.keys_wanted:
-            self.c.key.offsets = <int32_t*>self.key_offsets.data
-            self.c.key.validity = self.key_validity.data
-            self.c.key.data = self.key_data.data
         return 0
 
-    def _reserve_headers(self, size_t section_bytes):
-        cdef int64_t used = max(self.c.header_key.used,
-                                self.c.header_value.used), rows = self.c.header_rows
+    cdef _grow_rows(self, int64_t rows):
+        """Make room for so many rows in the columns that all batches have."""
+        cdef bint first = self.row_capacity == 0
+        self.row_capacity = INT64_MAX
+        if self.views:
+            self.value_data = expand(self.value_data, self.c.rows * KD_VIEW_BYTES,
+                                     rows * KD_VIEW_BYTES)
+            self.row_capacity = <int64_t>self.value_data.capacity // KD_VIEW_BYTES
+        else:
+            self.value_offsets = expand(self.value_offsets, 0 if first else (self.c.rows + 1) * 4,
+                                        (rows + 1) * 4)
+            self.row_capacity = <int64_t>(self.value_offsets.capacity // 4) - 1
+        self.value_validity = expand(self.value_validity, (self.c.rows + 7) // 8, (rows + 7) // 8)
+        self.offset = expand(self.offset, self.c.rows * 8, rows * 8)
+        self.timestamp = expand(self.timestamp, self.c.rows * 8, rows * 8)
+        if self.include_headers:
+            self.list_offsets = expand(self.list_offsets, 0 if first else (self.c.rows + 1) * 4,
+                                       (rows + 1) * 4)
+            self.list_validity = expand(self.list_validity, (self.c.rows + 7) // 8, (rows + 7) // 8)
+            self.row_capacity = min(self.row_capacity,
+                                    <int64_t>(self.list_offsets.capacity // 4) - 1)
+        self.row_capacity = min(self.row_capacity, <int64_t>(self.offset.capacity // 8))
+        self.row_capacity = min(self.row_capacity, <int64_t>self.value_validity.capacity * 8)
+
+    cdef _reserve_keys(self, size_t section_bytes, size_t likely_bytes):
+        """Make room for the keys of `row_capacity` rows, and of a batch of `section_bytes` bytes,
+        where `likely_bytes` may come."""
+        cdef bint first = self.key_data is None
+        self.key_validity = expand(self.key_validity, 0 if first else (self.c.rows + 7) // 8,
+                                   (self.row_capacity + 7) // 8)
+        if self.views:
+            self.key_data = expand(self.key_data, 0 if first else self.c.rows * KD_VIEW_BYTES,
+                                   self.row_capacity * KD_VIEW_BYTES)
+        else:
+            self.key_offsets = expand(self.key_offsets, 0 if first else (self.c.rows + 1) * 4,
+                                      (self.row_capacity + 1) * 4)
+            if self.c.key.used + <int64_t>section_bytes + COPY_SLACK > self.key_capacity:
+                self.key_data = expand(self.key_data, self.c.key.used,
+                                       self.c.key.used + likely_bytes + COPY_SLACK)
+                self.key_capacity = self.key_data.capacity
+            self.c.key.offsets = <int32_t*>self.key_offsets.data
+        self.c.key.validity = self.key_validity.data
+        self.c.key.data = self.key_data.data
+
+    cdef _reserve_headers(self, size_t section_bytes):
+        cdef int64_t used = self._header_bytes(), rows = self.c.header_rows
         cdef int64_t rows_needed = rows + section_bytes // 2
+        cdef bint first = self.header_rows_capacity == 0
         if used + <int64_t>section_bytes > self.header_capacity:
             self.header_key_data = expand(self.header_key_data, self.c.header_key.used,
                                           used + section_bytes)
-            self.header_value_data = expand(self.header_value_data, self.c.header_value.used,
-                                            used + section_bytes)
-            self.header_capacity = min(self.header_key_data.capacity,
-                                       self.header_value_data.capacity)
+            self.header_capacity = self.header_key_data.capacity
+            if not self.views:
+                self.header_value_data = expand(self.header_value_data, self.c.header_value.used,
+                                                used + section_bytes)
+                self.header_capacity = min(self.header_capacity,
+                                           <int64_t>self.header_value_data.capacity)
         if rows_needed > self.header_rows_capacity:
-            first = self.header_rows_capacity == 0
             self.header_key_offsets = expand(self.header_key_offsets,
                                              0 if first else (rows + 1) * 4, (rows_needed + 1) * 4)
             self.header_key_validity = expand(self.header_key_validity, (rows + 7) // 8,
                                               (rows_needed + 7) // 8)
-            self.header_value_offsets = expand(self.header_value_offsets,
-                                               0 if first else (rows + 1) * 4,
-                                               (rows_needed + 1) * 4)
             self.header_value_validity = expand(self.header_value_validity, (rows + 7) // 8,
                                                 (rows_needed + 7) // 8)
             self.header_rows_capacity = min(self.header_key_offsets.capacity // 4 - 1,
                                             self.header_key_validity.capacity * 8)
+            if self.views:
+                self.header_value_data = expand(self.header_value_data, rows * KD_VIEW_BYTES,
+                                                rows_needed * KD_VIEW_BYTES)
+                self.header_rows_capacity = min(
+                    self.header_rows_capacity,
+                    <int64_t>self.header_value_data.capacity // KD_VIEW_BYTES)
+            else:
+                self.header_value_offsets = expand(self.header_value_offsets,
+                                                   0 if first else (rows + 1) * 4,
+                                                   (rows_needed + 1) * 4)
         self.c.header_list.offsets = <int32_t*>self.list_offsets.data
         self.c.header_list.validity = self.list_validity.data
         self.c.header_list.data = NULL
         self.c.header_key.offsets = <int32_t*>self.header_key_offsets.data
         self.c.header_key.validity = self.header_key_validity.data
         self.c.header_key.data = self.header_key_data.data
-        self.c.header_value.offsets = <int32_t*>self.header_value_offsets.data
+        if not self.views:
+            self.c.header_value.offsets = <int32_t*>self.header_value_offsets.data
         self.c.header_value.validity = self.header_value_validity.data
         self.c.header_value.data = self.header_value_data.data
 
@@ -528,12 +650,13 @@ cdef class ArrowDecoder:
         cdef int64_t rows = self.c.rows
         if rows == 0:
             self._reset()
-            return _EMPTY[self.include_headers]
+            return _EMPTY[self.views][self.include_headers]
+        data = self.buffers.take() if self.views else None
         arrays = [
-            text_array(_BINARY, rows, &self.c.key, self.key_offsets, self.key_data,
-                       self.key_validity),
-            text_array(_BINARY, rows, &self.c.value, self.value_offsets, self.value_data,
-                       self.value_validity),
+            self._bytes(rows, &self.c.key, self.key_offsets, self.key_data, self.key_validity,
+                        data),
+            self._bytes(rows, &self.c.value, self.value_offsets, self.value_data,
+                        self.value_validity, data),
             constant_array(_STRING, rows, self.topic),
             constant_array(_INT32, rows, self.partition),
             number_array(_INT64, rows, self.offset),
@@ -541,19 +664,25 @@ cdef class ArrowDecoder:
             timestamp_type_array(rows, self.types),
         ]
         if self.include_headers:
-            arrays.append(self._headers(rows))
+            arrays.append(self._headers(rows, data))
         batch = pa.RecordBatch.from_arrays(arrays, schema=self.schema)
         self._reset()
         return batch
 
-    cdef object _headers(self, int64_t rows):
+    cdef object _bytes(self, int64_t rows, const text_column* column, Block offsets, Block data,
+                       Block validity, list buffers):
+        if self.views:
+            return view_array(rows, column, data, validity, buffers)
+        return text_array(_BINARY, rows, column, offsets, data, validity)
+
+    cdef object _headers(self, int64_t rows, list buffers):
         cdef int64_t n = self.c.header_rows
         kind = self.schema.field("headers").type
         if self.c.header_list.state == COLUMN_NULL:
             return pa.nulls(rows, kind)
         keys = text_array(_STRING, n, &self.c.header_key, self.header_key_offsets,
                           self.header_key_data, self.header_key_validity)
-        values = text_array(_BINARY, n, &self.c.header_value, self.header_value_offsets,
-                            self.header_value_data, self.header_value_validity)
+        values = self._bytes(n, &self.c.header_value, self.header_value_offsets,
+                             self.header_value_data, self.header_value_validity, buffers)
         return header_array(kind, rows, &self.c.header_list, self.list_offsets, self.list_validity,
                             keys, values)

@@ -32,11 +32,12 @@ cdef struct record_view:
 
 # variable-width: also the list column (used counts elements then, data is not used)
 cdef struct text_column:
-    int32_t* offsets            # rows + 1
-    uint8_t* data
+    int32_t* offsets            # rows + 1; of views: NULL
+    uint8_t* data               # bytes of the values; of views: 16 bytes a row
     uint8_t* validity
-    int64_t used
+    int64_t used                # bytes of the values
     int state
+    int refers                  # of views: one of them is longer than what a view holds itself
 
 cdef struct columns:
     int64_t rows
@@ -45,10 +46,13 @@ cdef struct columns:
     int64_t* offset
     int64_t* timestamp          # microseconds
     bint with_headers
+    bint as_views               # keys, values and values of headers are views
     text_column header_list
     int64_t header_rows
     text_column header_key
     text_column header_value
+    const uint8_t* view_base    # where the data buffer that holds the batch begins
+    int32_t view_buffer         # the number of that buffer
 
 cdef struct section:            # what the batch header says of its records
     int64_t base_offset
@@ -71,8 +75,9 @@ cdef const uint8_t* parse_header(const uint8_t* p, const uint8_t* end, const uin
 cdef int decode_section(columns* c, const section* s, const uint8_t* p,
                         const uint8_t* end) noexcept nogil
 # Appends the records in [p, end) to `c`, whose columns have room: s.count more rows, end - p +
-# COPY_SLACK more bytes of values, and of keys and headers where they have memory at all.  On an
-# error the caller puts c back as it was, by assignment.
+# COPY_SLACK more bytes of values, and of keys and headers where they have memory at all.  With
+# c.as_views, [p, end) lies in the data buffer that begins at c.view_base, and `end` at most
+# INT32_MAX bytes after that.  On an error the caller puts c back as it was, by assignment.
 cdef void put_text(text_column* c, int64_t row, const uint8_t* data, int64_t length) noexcept nogil
 # Row `row` of a column that has room; a length of -1 is null.
 cdef int64_t microseconds(int64_t ms) noexcept nogil

@@ -6,7 +6,8 @@ Holds no memory and raises nothing: callers give memory that is large enough, an
 
 Invariants, for any bytes at all, also when they change while they are read: nothing outside [p,
 end) is read; every length is read once and compared with what is left before it is used; no column
-grows by more rows than the batch header counts or more bytes than the batch has.
+grows by more rows than the batch header counts or more bytes than the batch has; a view refers to
+bytes of [p, end) only.
 
     record:  length, attributes (1 byte), timestamp delta, offset delta,
              key length, key, value length, value, headers count, headers
@@ -15,7 +16,7 @@ grows by more rows than the batch header counts or more bytes than the batch has
 A length of -1 means null.
 """
 
-from libc.stdint cimport INT64_MAX, INT64_MIN, int32_t, int64_t, uint8_t
+from libc.stdint cimport INT64_MAX, INT64_MIN, int32_t, int64_t, uint8_t, uint32_t
 from libc.string cimport memcpy, memset
 
 from kdirect.format.wire cimport kd_get_varint
@@ -29,14 +30,25 @@ cdef extern from "records_run.h" nogil:
         int64_t base_offset
         int64_t base_us
         uint8_t* value_data
-        int64_t used
+        int64_t value_used
         int32_t* value_offsets
         int64_t* offsets
         int64_t* timestamps
         uint8_t* key_data
         int64_t key_used
         int32_t* key_offsets
+        const uint8_t* base
+        int32_t buffer
+        uint32_t value_refers
+        uint32_t key_refers
     int64_t kd_run_records(kd_run* run)
+    int64_t kd_run_views(kd_run* run)
+
+cdef extern from "views.h" nogil:
+    enum:
+        KD_VIEW_BYTES
+        KD_VIEW_INLINE
+    void kd_put_view(uint8_t* to, const uint8_t* start, uint32_t n, int32_t buffer, int32_t offset)
 
 # Timestamps in this range plus any short delta fit into 64 bits as microseconds.
 cdef int64_t PLAIN_MS = INT64_MAX // 1000 - (1 << 28)
@@ -178,6 +190,43 @@ cdef void put_text(text_column* c, int64_t row, const uint8_t* data,
     c.offsets[row + 1] = <int32_t>c.used
 
 
+cdef void _put_view(columns* c, text_column* column, int64_t row, const uint8_t* data,
+                    int64_t length) noexcept nogil:
+    """`put_text` for a column of views: `data` lies in the data buffer of the batch."""
+    if length < 0:
+        if column.state == COLUMN_NULL:
+            return
+        if column.state == COLUMN_VALID:
+            memset(column.validity, 0xFF, (row + 7) // 8)
+            column.state = COLUMN_MIXED
+        column.validity[row >> 3] &= <uint8_t>~(1 << (row & 7))
+        memset(column.data + row * KD_VIEW_BYTES, 0, KD_VIEW_BYTES)
+        return
+    if column.state == COLUMN_NULL:
+        if row == 0:
+            column.state = COLUMN_VALID
+        else:
+            memset(column.data, 0, row * KD_VIEW_BYTES)
+            memset(column.validity, 0, (row + 7) // 8)
+            column.state = COLUMN_MIXED
+    if column.state == COLUMN_MIXED:
+        column.validity[row >> 3] = column.validity[row >> 3] | <uint8_t>(1 << (row & 7))
+    if length > KD_VIEW_INLINE:
+        column.refers = True
+    kd_put_view(column.data + row * KD_VIEW_BYTES, data, <uint32_t>length, c.view_buffer,
+                <int32_t>(data - c.view_base))
+    column.used += length
+
+
+cdef inline void _put(columns* c, text_column* column, int64_t row, const uint8_t* data,
+                      int64_t length) noexcept nogil:
+    """Row `row` of a column that is of views when the decoder makes views."""
+    if c.as_views:
+        _put_view(c, column, row, data, length)
+    else:
+        put_text(column, row, data, length)
+
+
 cdef int _put_headers(columns* c, const record_view* r) noexcept nogil:
     """The header row of row c.rows: null when there are none, as Spark's connector has it."""
     cdef const uint8_t* p = r.headers
@@ -192,7 +241,7 @@ cdef int _put_headers(columns* c, const record_view* r) noexcept nogil:
         if p == NULL:
             return RECORDS_BAD_FIELD
         put_text(&c.header_key, c.header_rows, key, key_length)
-        put_text(&c.header_value, c.header_rows, value, value_length)
+        _put(c, &c.header_value, c.header_rows, value, value_length)
         c.header_rows += 1
     put_text(&c.header_list, c.rows, NULL, r.headers_count if r.headers_count else -1)
     return RECORDS_OK
@@ -210,19 +259,28 @@ cdef const uint8_t* _short_run(columns* c, const section* s, const uint8_t* p, c
     run.base_offset = s.base_offset
     run.base_us = microseconds(s.base_timestamp)
     run.value_data = c.value.data
-    run.used = c.value.used
-    run.value_offsets = c.value.offsets + c.rows + 1
+    run.value_used = c.value.used
     run.offsets = c.offset + c.rows
     run.timestamps = c.timestamp + c.rows
-    run.key_data = NULL
+    run.key_data = c.key.data if c.key.state == COLUMN_VALID else NULL
     run.key_used = c.key.used
-    run.key_offsets = NULL
-    if c.key.state == COLUMN_VALID:
-        run.key_data = c.key.data
-        run.key_offsets = c.key.offsets + c.rows + 1
-    taken = kd_run_records(&run)
+    if c.as_views:
+        run.value_data += c.rows * KD_VIEW_BYTES
+        if run.key_data != NULL:
+            run.key_data += c.rows * KD_VIEW_BYTES
+        run.base = c.view_base
+        run.buffer = c.view_buffer
+        run.value_refers = c.value.refers
+        run.key_refers = c.key.refers
+        taken = kd_run_views(&run)
+        c.value.refers = run.value_refers
+        c.key.refers = run.key_refers
+    else:
+        run.value_offsets = c.value.offsets + c.rows + 1
+        run.key_offsets = c.key.offsets + c.rows + 1 if run.key_data != NULL else NULL
+        taken = kd_run_records(&run)
     c.rows += taken
-    c.value.used = run.used
+    c.value.used = run.value_used
     c.key.used = run.key_used
     index[0] += <int32_t>taken
     previous[0] += taken
@@ -240,7 +298,8 @@ cdef int decode_section(columns* c, const section* s, const uint8_t* p,
     cdef bint short_way = whole and not c.with_headers and -PLAIN_MS < s.base_timestamp < PLAIN_MS
     if c.rows == 0 and c.value.state == COLUMN_NULL:
         c.value.state = COLUMN_VALID
-        c.value.offsets[0] = 0
+        if not c.as_views:
+            c.value.offsets[0] = 0
     while i < s.count:
         if short_way and c.value.state == COLUMN_VALID:
             if end - p > COPY_SLACK and c.key.state != COLUMN_MIXED:
@@ -258,14 +317,14 @@ cdef int decode_section(columns* c, const section* s, const uint8_t* p,
         if not whole and (offset < s.start_offset or offset >= s.stop_offset):
             continue
         row = c.rows
-        if r.key_length >= 0 and c.key.offsets == NULL:
+        if r.key_length >= 0 and c.key.data == NULL:
             return RECORDS_NEED_KEYS
         if c.with_headers:
             error = _put_headers(c, &r)
             if error:
                 return error
-        put_text(&c.key, row, r.key, r.key_length)
-        put_text(&c.value, row, r.value, r.value_length)
+        _put(c, &c.key, row, r.key, r.key_length)
+        _put(c, &c.value, row, r.value, r.value_length)
         c.offset[row] = offset
         c.timestamp[row] = microseconds(_add_clamped(s.base_timestamp, r.timestamp_delta))
         c.rows = row + 1
