@@ -38,6 +38,12 @@ ROWS = (
         "record batches to Arrow, against a memcpy of the same bytes and the bare decompressors",
     ),
     Row(
+        "codec-views",
+        "rows_format",
+        1,
+        "record batches to views of them, against a memcpy and the decoder that copies values",
+    ),
+    Row(
         "codec-encode",
         "rows_format",
         1,

@@ -40,6 +40,7 @@ CHUNK_BYTES = 8 << 20  # of records, and of each RecordBatch made of them or mad
 CHUNKS = 5  # different ones, so that together they are more than a cache holds
 TIMESTAMP_MS = 1_700_000_000_000
 RECORDS = 61  # where the records of a batch begin
+VIEWED_BYTES = (16 << 10, 1 << 10, VALUE_BYTES)  # of the values that become views
 CODECS = ("gzip", "snappy", "lz4", "zstd")
 WARM = "memcpy of the same bytes into warm memory"
 FRESH = "memcpy of the same bytes into fresh memory"
@@ -48,10 +49,10 @@ _libc = ctypes.CDLL(None)
 _libc.memcpy.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
 
 
-def noise_values(n: int, seed: int) -> pa.Array:
-    """n values of 100 random bytes."""
+def noise_values(n: int, seed: int, value_bytes: int = VALUE_BYTES) -> pa.Array:
+    """n values of `value_bytes` random bytes."""
     rng = random.Random(seed)
-    return pa.array([rng.randbytes(VALUE_BYTES) for _ in range(n)], pa.binary())
+    return pa.array([rng.randbytes(value_bytes) for _ in range(n)], pa.binary())
 
 
 def json_values(n: int) -> pa.Array:
@@ -101,9 +102,15 @@ class Segment:
 
     def decode(self) -> None:
         """Into RecordBatches that are dropped at once."""
-        decoder = ArrowDecoder("topic", 3, target_bytes=4 * CHUNK_BYTES)
+        self._take(ArrowDecoder("topic", 3, target_bytes=4 * CHUNK_BYTES))
+
+    def view(self) -> None:
+        """The same, with views of the segment instead of copies."""
+        self._take(ArrowDecoder("topic", 3, target_bytes=4 * CHUNK_BYTES, views=True))
+
+    def _take(self, decoder: ArrowDecoder) -> None:
         if (
-            decoder.feed_address(self.address, len(self.data)) != len(self.data)
+            decoder.feed_address(self.address, len(self.data), self) != len(self.data)
             or decoder.take().num_rows != self.rows
         ):
             raise RuntimeError("rows were lost")
@@ -167,6 +174,32 @@ def decoded_figure(
 def codec_decode(seconds: float, quick: bool) -> list[Figure]:
     """Record batches to Arrow."""
     return measure("codec-decode", seconds, quick, lambda segment: segment.decode())
+
+
+def codec_views(seconds: float, quick: bool) -> list[Figure]:
+    """Record batches to Arrow's views of them, against a memcpy and the decoder that copies."""
+    share = (0.2 if quick else seconds / len(VIEWED_BYTES)) * 0.8
+    warm = bytearray(2 * CHUNK_BYTES)
+    warm_address = ctypes.addressof((ctypes.c_char * len(warm)).from_buffer(warm))
+    out = []
+    for value_bytes in VIEWED_BYTES:
+        rows = (CHUNK_BYTES // 16 if quick else CHUNK_BYTES) // (value_bytes + 10)
+        segments = [Segment(noise_values(rows, seed, value_bytes)) for seed in range(CHUNKS)]
+        viewed, copied, decoded = in_turns(
+            share,
+            segments,
+            lambda segment: segment.view(),
+            lambda segment: _libc.memcpy(warm_address, segment.address, len(segment.data)),
+            lambda segment: segment.decode(),
+        )
+        nbytes = sum(len(s.data) for s in segments) // CHUNKS
+        out += [
+            decoded_figure(
+                "codec-views", nbytes, rows, viewed, against, other, value_bytes=value_bytes
+            )
+            for against, other in ((WARM, copied), ("the decoder that copies", decoded))
+        ]
+    return out
 
 
 def codec_encode(seconds: float, quick: bool) -> list[Figure]:

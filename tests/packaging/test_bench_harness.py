@@ -15,6 +15,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent.parent
 NAMES = [
     "codec-decode",
+    "codec-views",
     "codec-encode",
     "state-update",
     "state-merge",
@@ -83,7 +84,7 @@ def test_unknown_row_names_the_nearest(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "row",
     [
-        *NAMES[:9],
+        *NAMES[:10],
         "produce-cpu",
         "produce-exclusive",
         "produce-rolls",
