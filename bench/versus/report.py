@@ -28,6 +28,7 @@ TITLES = {
     "consume-latency": "Consume, one committed record at a time (p50)",
     "consume-latency.backlog": "One poll a record out of a backlog (p50)",
     "consume-bandwidth": "Consume a topic from its start",
+    "consume-bandwidth.views": "The same into columns that view values",
     "empty-fetch": "Empty fetches of one consumer: a slot READ a call",
     "empty-fetch.loop": "The same in a loop without returning to Python",
     "empty-fetch.poll": "The same through Consumer.poll(0)",
@@ -231,7 +232,7 @@ def _bars(figures: list[Figure]) -> str:
                           _factor(s["factor"]), f"{s['bar']:g}x",
                           _verdict(s["bar_met"])))  # fmt: skip
         if "memcpy_bar" in s:
-            limit = s["limits"]["memcpy_bytes_per_s"]
+            limit = next(iter(s["limits"].values()))
             lines.append((TITLES[f["row"]] + ", of memcpy", _at(s), quantity(f["value"], f["unit"]),
                           quantity(limit, "B/s"),
                           f"{100 * s['ratio_to_memcpy']:.0f} %", f"{100 * s['memcpy_bar']:.0f} %",

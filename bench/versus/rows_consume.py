@@ -223,7 +223,9 @@ def fill_in_bulk(both: Pair, topic: str, size: int, records: int, partitions: in
     tools().produce(both.kafka.address, topic, records // partitions * partitions, size, BATCHED)
 
 
-def drain(both: Pair, topic: str, records: int, partitions: int = 1) -> float:
+def drain(
+    both: Pair, topic: str, records: int, partitions: int = 1, *, views: bool = False
+) -> float:
     """Seconds in which a fresh kdirect consumer got `records` as Arrow batches."""
     import kdirect
 
@@ -234,7 +236,7 @@ def drain(both: Pair, topic: str, records: int, partitions: int = 1) -> float:
         opened.assign({kdirect.TopicPartition(topic, p): 0 for p in range(partitions)})
         done = 0
         while done < records:
-            batch = opened.poll_arrow(10)
+            batch = opened.poll_arrow(10, views=views)
             if batch is None:
                 raise RuntimeError(f"{records - done} committed records did not arrive")
             done += batch.num_rows
@@ -242,9 +244,10 @@ def drain(both: Pair, topic: str, records: int, partitions: int = 1) -> float:
 
 
 def consume_bandwidth(seconds: float, quick: bool) -> Figures:
-    """A topic from its start: kdirect to Arrow batches, Kafka by ConsumerPerformance."""
+    """A topic from its start: kdirect to Arrow batches, that copy values and that view them, Kafka
+    by ConsumerPerformance."""
     out = []
-    sizes = (16384,) if quick else (100, 512, 4096, 16384, 32768)
+    sizes = (16384,) if quick else (100, 512, 1024, 4096, 16384, 32768)
     total = (8 << 20) if quick else (384 << 20)
     rounds = 1 if quick else 3
     with pair() as both:
@@ -258,11 +261,13 @@ def consume_bandwidth(seconds: float, quick: bool) -> Figures:
                 fill_in_bulk(both, topic, size, records)
                 runs = {
                     "kdirect": lambda: records * size / drain(both, topic, records),
+                    "views": lambda: records * size / drain(both, topic, records, views=True),
                     "kafka": lambda: tools().consume(both.kafka.address, topic, records),
                 }
                 for run in runs.values():
                     run()
                 rates = turns(rounds, runs)
+                out.append(_of_views(rates, both, size, mapped))
                 cpu, _ = cpu_of(both.kdirect, runs["kdirect"])
                 kafka_cpu, _ = cpu_of(both.kafka, runs["kafka"])
                 rate = statistics.median(rates["kdirect"])
@@ -293,6 +298,28 @@ def consume_bandwidth(seconds: float, quick: bool) -> Figures:
                     )
                 )
     return out
+
+
+def _of_views(
+    rates: dict[str, list[float]], both: Pair, size: int, mapped: float
+) -> dict[str, Any]:
+    """The figure of columns that view values, beside a memcpy out of a segment, as which a file of
+    the same kind is mapped."""
+    rate = statistics.median(rates["views"])
+    limit = 0.9 if size >= 16384 else 0.6 if size >= 1024 else None
+    return rate_figure(
+        "consume-bandwidth.views",
+        "B/s",
+        "consumeRate",
+        {"kdirect": rates["views"], "kafka": rates["kafka"]},
+        both,
+        bar=8.0 if size >= 16384 else None,
+        per_record=size,
+        record_bytes=size,
+        limits={"memcpy_from_a_newly_mapped_file_bytes_per_s": mapped},
+        ratio_to_memcpy=rate / mapped,
+        **({"memcpy_bar": limit, "memcpy_bar_met": rate >= limit * mapped} if limit else {}),
+    )
 
 
 def _mapped_rate(total: int) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import socket
 import struct
 import subprocess
@@ -167,6 +168,45 @@ def test_streams_side_by_side_have_a_planner_each(read_stream, topics, tmp_path)
         for query in queries:
             query.stop()
     assert not any(query.exception() for query in queries)
+
+
+@pytest.mark.spark
+def test_a_planner_that_hangs_holds_up_its_query_alone(read, read_stream, topics, tmp_path):
+    """The others, and those that begin now, have processes of their own."""
+    name = topics.create()
+    topics.fill(name, [b"v"] * 3)
+    assert read(name).count() == 3
+    before = set(processes(MODULE))
+
+    def started(of: str):
+        frame = read_stream(name, startingOffsets="earliest")
+        writer = frame.writeStream.format("noop").option("checkpointLocation", str(tmp_path / of))
+        query = writer.start()
+        query.processAllAvailable()
+        return query
+
+    queries = [started("other")]
+    kept = set(processes(MODULE))
+    queries.append(started("hangs"))
+    hanging = (set(processes(MODULE)) - kept) or (kept - before)
+    try:
+        for pid in hanging:
+            os.kill(pid, signal.SIGSTOP)
+        topics.fill(name, [b"v"] * 2)
+        assert read(name).count() == 5
+        queries.append(started("new"))
+        assert sum(p["numInputRows"] for p in queries[-1].recentProgress) == 5
+        done = [sum(p["numInputRows"] for p in q.recentProgress) for q in queries[:2]]
+        assert 3 in done, "one of them hangs"
+        wait_until(
+            lambda: any(sum(p["numInputRows"] for p in q.recentProgress) == 5 for q in queries[:2]),
+            "the rows in the other one",
+        )
+    finally:
+        for pid in hanging:
+            os.kill(pid, signal.SIGCONT)
+        for query in queries:
+            query.stop()
 
 
 @pytest.mark.spark

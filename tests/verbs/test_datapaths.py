@@ -212,6 +212,11 @@ def test_megabytes_in_arrow_batches_over_segments(session: Session, tp) -> None:
         producer.flush()
         assert producer.statistics()["rdma_records"] == 2000
     assert values_of(session, tp) == values
+    # Views keep the buffers that READs have filled, beside those that are filled after them.
+    with session.reader(tp, 0, 2000, target_bytes=1 << 20) as reader:
+        found = list(reader.batches(views=True))
+        assert reader.transport == TRANSPORT
+    assert [v for batch in found for v in batch["value"].to_pylist()] == values
 
 
 def test_a_forked_child_connects_for_itself_and_the_parent_goes_on(

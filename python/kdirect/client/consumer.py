@@ -281,16 +281,24 @@ class Consumer(ConsumerUpkeep):
         max_bytes: int = 4 << 20,
         max_rows: int = 1 << 20,
         include_headers: bool = False,
+        views: bool = False,
     ) -> pa.RecordBatch | None:
         """Records of one partition as columns (key, value, topic, partition, offset, timestamp,
         timestampType, and headers on demand), about `max_bytes` or `max_rows` at most, or None when
         there are none within `timeout` seconds (None or negative: wait for ever). May be mixed with
-        `poll`."""
+        `poll`.
+
+        `views`: keys, values and values of headers are `binary_view` columns over the bytes where
+        they lie, without a copy; see `Reader.batches`."""
         found: list[pa.RecordBatch] = []
 
         def take(wait_ms: float) -> bool:
             batch = self._reading.pull_arrow(
-                wait_ms, max_bytes=max_bytes, max_rows=max_rows, include_headers=include_headers
+                wait_ms,
+                max_bytes=max_bytes,
+                max_rows=max_rows,
+                include_headers=include_headers,
+                views=views,
             )
             if batch is not None:
                 found.append(batch)

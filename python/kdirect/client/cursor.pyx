@@ -266,6 +266,8 @@ cdef class DirectCursor(Cursor):
                 return 0
         if queue is not None or decoder.check_crc:
             chain = stream.c_chain()
+        if decoder is not None and decoder.views:
+            stream.c_lend(decoder)
         if chain != NULL:
             before = chain[0]
             try:
@@ -392,6 +394,9 @@ cdef class TcpCursor(Cursor):
             return 0
         PyObject_GetBuffer(self.data, &view, PyBUF_SIMPLE)
         try:
+            if decoder is not None and decoder.views:
+                # Nobody writes into an answer any more, and it lives as long as it is looked at.
+                decoder.c_window(<const uint8_t*> view.buf, view.len, self.data)
             consumed = self.c_give(<const uint8_t*> view.buf, view.len, NULL, queue, decoder)
         except FormatError as e:
             if self.where:

@@ -3,6 +3,7 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
 from kdirect.client.slot_table cimport SlotTable
 from kdirect.format.chain cimport chain_t
+from kdirect.format.decode cimport ArrowDecoder
 from kdirect.rdma.contract cimport CompletionQueue, MemoryRegion, QueuePair, RemoteView
 
 cdef enum:
@@ -11,6 +12,18 @@ cdef enum:
     MOVED = 1
     ENDED = 2
 
+cdef class SpareBuffers:
+    cdef list _regions
+    cdef bint _closed
+    cdef MemoryRegion take(self, uint64_t length)
+    cdef give(self, MemoryRegion region)
+    cdef close(self)
+
+cdef class BufferLease:
+    cdef MemoryRegion region
+    cdef SpareBuffers spares
+    cdef bint ended                        # the buffer is the stream's again, or has gone back
+
 cdef class FileStream:
     cdef object _endpoint                  # of the location that is open
     cdef QueuePair _qp                     # its queue pair
@@ -18,6 +31,9 @@ cdef class FileStream:
     cdef MemoryRegion _buffer              # of the endpoint's memory
     cdef uint64_t _capacity
     cdef RemoteView _view                  # of the granted file; None: READs go into the buffer
+    cdef bint _view_is_lent                # columns may hold it
+    cdef BufferLease _lease                # columns may look at the buffer; None: nobody does
+    cdef SpareBuffers _spares
     cdef bint _in_place
     cdef uint64_t _lo, _hi                 # unread bytes of the buffer: [position, position+hi-lo)
     cdef uint64_t _checked                 # of these, bytes of whole batches that continue the log
@@ -63,4 +79,6 @@ cdef class FileStream:
     cpdef consume(self, uint64_t n)
     cdef _grow(self, uint64_t capacity)
     cdef _close_view(self)
+    cdef int c_lend(self, ArrowDecoder decoder) except -1
+    cdef _drop_buffer(self)
     cdef _free_buffer(self)

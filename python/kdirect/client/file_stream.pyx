@@ -14,11 +14,16 @@ Decoders read each length once and check it, since the peer's processes can writ
 of a READ to its completion, which `fill` waits for, so between calls the whole buffer belongs to
 the caller.  Decoders read [lo, hi) and copy what they keep.
 
+A decoder of views (`c_lend`) keeps the bytes instead.  Its columns hold the `RemoteView`, so that
+the file stays mapped as long as they live, whatever the stream does.  Or they hold a `BufferLease`:
+until the last of them is gone, READs go into what is free after it, and then into another buffer.
+
 There is no lock.  All streams of a queue pair belong to one consumer, reader or session, and are
 used by its thread, or with its lock held (`kdirect.wire.channel` says which).
 """
 
 from cpython.bytes cimport PyBytes_FromStringAndSize
+from cpython.ref cimport Py_REFCNT
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
 from libc.string cimport memcpy, memmove
 
@@ -28,15 +33,21 @@ from kdirect.client.slot_table cimport SlotTable, slot_t
 from kdirect.format.batch cimport BATCH_OK, batch_info, parse_batch_header
 from kdirect.format.chain cimport (
     CHAIN_OK, chain_error, chain_t, follow_batches, is_dense, start_chain)
+from kdirect.format.decode cimport ArrowDecoder
 from kdirect.format.layout cimport (
     BATCH_HEADER_BYTES, BATCH_LENGTH_PREFIX_BYTES, SLOT_FLAG_ASSIGNED, SLOT_FLAG_REVOKED,
     SLOT_FLAG_READABLE, SLOT_FLAG_SEALED)
 from kdirect.rdma.contract cimport WC_SUCCESS, MemoryRegion, RemoteView
 
-from kdirect.errors import CorruptBatchError, ProtocolError
+import logging
+
+from kdirect.errors import CorruptBatchError, ProtocolError, RdmaError
+
+log = logging.getLogger("kdirect.client")
 
 cdef enum:
     FIRST_BUFFER_BYTES = 65536
+    MOST_SPARE = 2
 
 
 cdef int32_t last_epoch_of(const uint8_t* p, uint64_t n, int32_t before) noexcept nogil:
@@ -50,6 +61,58 @@ cdef int32_t last_epoch_of(const uint8_t* p, uint64_t n, int32_t before) noexcep
             before = info.leader_epoch
         at += info.size
     return before
+
+
+cdef class SpareBuffers:
+    """READ buffers of one stream that nobody looks at any more, for its next ones.  A lease gives
+    them back on any thread; all of it runs under the GIL."""
+
+    def __init__(self):
+        self._regions = []
+        self._closed = False
+
+    cdef MemoryRegion take(self, uint64_t length):
+        """One of exactly so many bytes, or None."""
+        cdef MemoryRegion region
+        for i in range(len(self._regions)):
+            region = self._regions[i]
+            if region.length == length:
+                del self._regions[i]
+                return region
+        return None
+
+    cdef give(self, MemoryRegion region):
+        if self._closed:
+            region.deregister()
+            return
+        self._regions.append(region)
+        if len(self._regions) > MOST_SPARE:     # the oldest, as buffers grow
+            self._regions.pop(0).deregister()
+
+    cdef close(self):
+        self._closed = True
+        while self._regions:
+            self._regions.pop().deregister()
+
+
+cdef class BufferLease:
+    """Keeps the bytes of a READ buffer as they are.
+
+    The stream has a reference while it READs into the buffer, and each Arrow buffer over it has
+    one.  With the last one the memory goes back to the stream, or ends when the stream has."""
+
+    def __init__(self, MemoryRegion region, SpareBuffers spares):
+        self.region = region
+        self.spares = spares
+        self.ended = False
+
+    def __del__(self):
+        if not self.ended and self.region is not None:
+            self.ended = True
+            try:
+                self.spares.give(self.region)
+            except RdmaError as e:      # in a forked process: it is the parent's
+                log.debug("a READ buffer is left as it is: %s", e)
 
 
 cdef class FileStream:
@@ -104,7 +167,9 @@ cdef class FileStream:
         self.sealed = sealed
         self.outgrown = False
         self.revoked = False
-        self._lo = self._hi = self._checked = 0
+        # Columns may look at what was READ of the file before.
+        self._lo = self._hi = 0 if self._lease is None else self._hi
+        self._checked = 0
         self._segment = -1
         start_chain(&self._chain)
         if self._in_place and length > 0:
@@ -136,8 +201,22 @@ cdef class FileStream:
     cdef _close_view(self):
         cdef RemoteView view = self._view
         self._view = None
-        if view is not None:
+        if view is not None and not self._view_is_lent:
             view.close()
+        self._view_is_lent = False
+
+    cdef int c_lend(self, ArrowDecoder decoder) except -1:
+        """Say to `decoder`, which makes views, where the bytes at hand lie and who keeps them."""
+        if self._view is not None:
+            if not self._view_is_lent:
+                self._view_is_lent = True
+                self._view.keep_in_forks()
+            return decoder.c_window(self._view.data, <uint64_t> self.limit, self._view)
+        if self._lease is None:
+            if self._spares is None:
+                self._spares = SpareBuffers()
+            self._lease = BufferLease(self._buffer, self._spares)
+        return decoder.c_window(self._buffer.data, self._capacity, self._lease)
 
     cdef const uint8_t* c_start(self) noexcept nogil:
         """Where the byte at `position` lies."""
@@ -204,7 +283,7 @@ cdef class FileStream:
         self._checked -= min(n, self._checked)
         self._lo += n
         self.position += <int64_t> n
-        if self._lo == self._hi:
+        if self._lo == self._hi and self._lease is None:
             self._lo = self._hi = 0
 
     cdef object _here(self):
@@ -239,10 +318,19 @@ cdef class FileStream:
         self._free_buffer()
 
     cdef _free_buffer(self):
+        if self._spares is not None:
+            self._spares.close()
+            self._spares = None
         if self._buffer is not None:
-            self._buffer.deregister()
-            self._buffer = None
+            self._drop_buffer()
         self._capacity = self._lo = self._hi = 0
+
+    cdef _drop_buffer(self):
+        cdef MemoryRegion buffer = self._buffer
+        self._buffer = None
+        if self._lease is None:
+            buffer.deregister()
+        self._lease = None          # it ends the buffer, now or with the last view
 
     cpdef bint take_slot(self, SlotTable slots, int index, bint committed_only) except -1:
         """Take the news of slot `index` as of its last refresh; True if anything moved.  A slot
@@ -328,16 +416,20 @@ cdef class FileStream:
         return self._capacity
 
     cdef _grow(self, uint64_t capacity):
-        cdef MemoryRegion old = self._buffer
-        cdef MemoryRegion new = self._endpoint.local_memory(capacity)
+        """Go on in another buffer of so many bytes."""
+        cdef MemoryRegion new = None
+        if self._spares is not None:
+            new = self._spares.take(capacity)
+        if new is None:
+            new = self._endpoint.local_memory(capacity)
         if self._hi > self._lo:
-            memcpy(new.data, old.data + self._lo, self._hi - self._lo)
+            memcpy(new.data, self._buffer.data + self._lo, self._hi - self._lo)
         self._hi -= self._lo
         self._lo = 0
+        if self._buffer is not None:
+            self._drop_buffer()
         self._buffer = new
         self._capacity = capacity
-        if old is not None:
-            old.deregister()
 
     cpdef int64_t fill(self) except -1:
         """READ as much as the read size, the buffer and the last readable position allow, and a
@@ -411,6 +503,16 @@ cdef class FileStream:
         """Room for `want` bytes after the `kept` ones, in a larger buffer if that is allowed, for
         `need` bytes of one batch in any case; how many of `want` there is room for."""
         cdef uint64_t room
+        if self._lease is not None and Py_REFCNT(self._lease) == 1:
+            self._lease.ended = True    # nobody looks at the buffer any more
+            self._lease = None
+            if kept == 0:
+                self._lo = self._hi = 0
+        if self._lease is not None and self._capacity - self._hi < want:
+            room = self._capacity
+            while room < kept + want and room < self._max_buffer:
+                room *= 2
+            self._grow(max(min(room, max(self._max_buffer, self._capacity)), need))
         if self._capacity < kept + want:
             if self._capacity < self._max_buffer or need > self._capacity:
                 room = max(FIRST_BUFFER_BYTES, self._capacity)

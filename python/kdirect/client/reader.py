@@ -244,16 +244,28 @@ class Reader:
         It is what their producer or the broker wrote, and may lie in the future."""
         return self._newest_ms
 
-    def batches(self) -> Iterator[pa.RecordBatch]:
-        """The records of the range from `next_offset` on; see the class."""
-        for batch in self.live_batches():
+    def batches(self, *, views: bool = False) -> Iterator[pa.RecordBatch]:
+        """The records of the range from `next_offset` on; see the class.
+
+        With `views`, keys, values and values of headers are columns of type `binary_view`, which
+        point at the bytes where they were found: in the broker's segment over shared memory, in
+        what a READ or a Fetch has brought elsewhere.  Nothing is copied, and these bytes stay as
+        they are as long as a column lives, whatever becomes of the segment, the reader and the
+        broker.  So a column that is kept keeps memory, or the space of a segment that was deleted;
+        cast it to `binary` for a copy.  What is compressed is decompressed once, into memory of its
+        own.  docs/security.md says what another process of the same user could do."""
+        for batch in self.live_batches(views=views):
             if batch is not None:
                 yield batch
 
-    def live_batches(self) -> Iterator[pa.RecordBatch | None]:
+    def live_batches(self, *, views: bool = False) -> Iterator[pa.RecordBatch | None]:
         """The same, and None each time that nothing is there, with `live_ms`."""
         decoder = ArrowDecoder(
-            self.tp.topic, self.tp.partition, **self.decoder_range, **self._decoder_settings
+            self.tp.topic,
+            self.tp.partition,
+            views=views,
+            **self.decoder_range,
+            **self._decoder_settings,
         )
         for _ in self.fillings(decoder):
             if decoder.rows:

@@ -73,14 +73,14 @@ class Reading(ReadPartitions):
         return self._go_round(self._messages, wait_ms)
 
     def pull_arrow(
-        self, wait_ms: float, *, max_bytes: int, max_rows: int, include_headers: bool
+        self, wait_ms: float, *, max_bytes: int, max_rows: int, include_headers: bool, views: bool
     ) -> pa.RecordBatch | None:
         """The same for columns: records of one partition, about `max_bytes` or `max_rows` of them
-        at most."""
+        at most.  `views`: see `Reader.batches`."""
         found: list[pa.RecordBatch] = []
 
         def take(tp: TopicPartition) -> bool:
-            batch = self._columns(tp, max_bytes, max_rows, include_headers)
+            batch = self._columns(tp, max_bytes, max_rows, include_headers, views)
             if batch is not None:
                 found.append(batch)
             return batch is not None
@@ -243,7 +243,7 @@ class Reading(ReadPartitions):
         return self._cursors[tp].fill_queue(self.queue)  # type: ignore[no-any-return]
 
     def _columns(
-        self, tp: TopicPartition, max_bytes: int, max_rows: int, include_headers: bool
+        self, tp: TopicPartition, max_bytes: int, max_rows: int, include_headers: bool, views: bool
     ) -> pa.RecordBatch | None:
         """Records of `tp`, those in hand first."""
         start = self.next_offset(tp)
@@ -262,6 +262,7 @@ class Reading(ReadPartitions):
             target_bytes=max_bytes,
             target_rows=max_rows,
             max_decompressed_bytes=self._max_batch,
+            views=views,
         )
         try:
             fed = 0

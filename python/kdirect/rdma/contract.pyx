@@ -323,6 +323,10 @@ cdef class RemoteView:
         """Release the pages."""
         self.data = NULL
 
+    def keep_in_forks(self):
+        """Have the pages stay where they are in processes that this one forks from now on, for who
+        still looks at them there.  For good: they are the file's, and nobody changes them."""
+
 
 cdef class QueuePair:
     """A reliable connected queue pair.

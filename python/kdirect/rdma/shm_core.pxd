@@ -281,6 +281,7 @@ ctypedef struct kd_qp:
 # mappings and views
 cdef void mapping_release(kd_mapping* m) noexcept nogil
 cdef void mapping_hold(kd_mapping* m) noexcept nogil
+cdef void mapping_keep_in_forks(kd_mapping* m) noexcept nogil
 # life
 cdef bint fences_register() noexcept nogil
 cdef void fences_forbid(bint forbidden) noexcept

@@ -32,6 +32,7 @@ cdef extern from "shm_ring.h" nogil:
         MAP_ANONYMOUS
         MAP_NORESERVE
         MADV_DONTFORK
+        MADV_DOFORK
         POLLOUT
         MFD_CLOEXEC
         MFD_ALLOW_SEALING
@@ -233,6 +234,11 @@ cdef void mapping_release(kd_mapping* m) noexcept nogil:
         munmap(m.base, m.bytes)
         free(m)
     pthread_mutex_unlock(&mappings_mutex)
+
+
+cdef void mapping_keep_in_forks(kd_mapping* m) noexcept nogil:
+    """Processes that are forked from now on have it, too.  There it belongs to nobody."""
+    madvise(m.base, m.bytes, MADV_DOFORK)
 
 
 # -- queue pairs: life -----------------------------------------------------------------------------

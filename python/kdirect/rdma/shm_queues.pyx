@@ -216,6 +216,10 @@ cdef class ShmRemoteView(RemoteView):
         if m != NULL:
             mapping_release(m)
 
+    def keep_in_forks(self):
+        if self.mapping != NULL:
+            mapping_keep_in_forks(self.mapping)
+
     def __dealloc__(self):
         if self.mapping != NULL:
             mapping_release(self.mapping)

@@ -40,7 +40,9 @@ class VerbsRegions:
 
     def __init__(self, opened: OpenedDevice) -> None:
         self._opened = opened
-        self._lock = threading.Lock()
+        # A region may end with the last reference to it, and so at any place of a thread that holds
+        # the lock already.
+        self._lock = threading.RLock()
         self._by_key: dict[int, VerbsMemoryRegion] = {}
         self._closed = False
         try:
@@ -118,14 +120,13 @@ class VerbsRegions:
     def close(self) -> None:
         """End the regions and the domain, after `refuse` and the end of the queue pairs."""
         with self._lock:
-            for region in self._by_key.values():
-                self._opened.context.destroy(region.native)
-            self._by_key.clear()
+            while self._by_key:
+                self._opened.context.destroy(self._by_key.popitem()[1].native)
             self._opened.context.destroy(self.native)
 
     def abandon(self) -> None:
         """In a forked child, where another thread may have held the lock."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
 
 def closed_error() -> ClosedError:
