@@ -65,11 +65,11 @@ class Fetches:
         self.socket.close()
 
 
-def consumer(both: Pair, topic: str, offset: int, **settings: Any) -> Any:
+def consumer(both: Pair, topic: str, offset: int, *, views: bool = False) -> Any:
     import kdirect
 
     opened = kdirect.Consumer(
-        {"bootstrap.servers": both.kdirect.address, "transport": "shm", **settings}
+        {"bootstrap.servers": both.kdirect.address, "transport": "shm"}, views=views
     )
     opened.assign({kdirect.TopicPartition(topic, 0): offset})
     return opened
@@ -112,13 +112,15 @@ def consume_latency(seconds: float, quick: bool) -> Figures:
                 fill_one_by_one(both, topic, size, (rounds + 1) * per_round)
                 fetches = Fetches(both.kafka.address, topic)
                 opened = consumer(both, topic, (rounds + 1) * per_round)
+                viewing = consumer(both, topic, (rounds + 1) * per_round, views=True)
                 state = {"kafka": 0}
 
                 def ours(
+                    opened: Any = opened,
+                    other: Any = viewing,
                     producer: Any = producer,
                     topic: str = topic,
                     value: bytes = value,
-                    opened: Any = opened,
                 ) -> list[int]:
                     samples = []
                     for _ in range(per_round):
@@ -127,6 +129,8 @@ def consume_latency(seconds: float, quick: bool) -> Figures:
                         message = opened.poll(1)
                         samples.append(time.perf_counter_ns() - begin)
                         _there(message, len(value))
+                    for _ in range(per_round):  # nobody measures how the other one catches up
+                        _there(other.poll(1), len(value))
                     return samples
 
                 def theirs(fetches: Fetches = fetches, state: dict[str, int] = state) -> list[int]:
@@ -140,10 +144,26 @@ def consume_latency(seconds: float, quick: bool) -> Figures:
                         state["kafka"] += 1
                     return samples
 
-                runs = {"kdirect": ours, "kafka": theirs}
+                runs = {
+                    "kdirect": ours,
+                    "views": lambda ours=ours, a=viewing, b=opened: ours(a, b),
+                    "kafka": theirs,
+                }
                 for run in runs.values():
                     run()
                 samples = turns(rounds, runs)
+                out.append(
+                    latency_figure(
+                        "consume-latency.views",
+                        "endToEnd",
+                        {"kdirect": samples["views"], "kafka": samples["kafka"]},
+                        both,
+                        bar=100.0 if size == 32768 else None,
+                        record_bytes=size,
+                        how="kdirect: slot READ, CRC, Message whose value is a view;"
+                        " Kafka: Fetch v4 of one record over a bare socket",
+                    )
+                )
                 out.append(
                     latency_figure(
                         "consume-latency",
@@ -158,6 +178,7 @@ def consume_latency(seconds: float, quick: bool) -> Figures:
                 )
                 fetches.close()
                 opened.close()
+                viewing.close()
                 # Out of a backlog both hand out most records from memory of their own.
                 ours_backlog = consumer(both, topic, 0)
                 theirs_backlog = Consumer(

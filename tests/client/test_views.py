@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import pickle
 import random
 from pathlib import Path
 from typing import Any
@@ -129,6 +130,68 @@ def test_a_consumer_hands_out_views(broker, way):
             assert batch is not None
             found.append(batch)
     assert check(found) == 199
+
+
+def polled(broker: BrokerProcess, way: str, count: int) -> list[kdirect.Message]:
+    """So many messages whose values are views; the consumer is closed then."""
+    found: list[kdirect.Message] = []
+    with kdirect.Consumer(settings(broker, transport(way)), views=True) as consumer:
+        consumer.assign({TP: 0})
+        while len(found) < count:
+            found += consumer.consume(count - len(found), 20)
+    return found
+
+
+def check_messages(found: list[kdirect.Message]) -> None:
+    for i, message in enumerate(found):
+        value = message.value()
+        assert message.offset() == i
+        assert isinstance(value, memoryview) and value.readonly and value == payload(i)
+        assert len(message) == len(value)
+        wanted = b"key %d" % i if i % 2 else b"a key of more than twelve"
+        assert message.key() == (None if i % 7 == 3 else wanted)
+        assert message.headers() == [("h", payload(i + 1))]
+
+
+@pytest.mark.parametrize("codec", ["none", "zstd"])
+def test_messages_view_their_values(broker, way, codec):
+    fill(broker, 0, 400, codec)
+    found = polled(broker, way, 400)
+    killed(broker)
+    check_messages(found)
+    with kdirect.Consumer(settings(broker, transport(way))) as consumer:
+        consumer.assign({TP: 0})
+        copies = [consumer.poll(20) for _ in range(400)]
+    assert [pickle.loads(pickle.dumps(m)) for m in found] == copies == found
+    assert all(isinstance(m.value(), bytes) for m in copies)
+
+
+def test_messages_of_views_from_the_middle_of_a_batch_and_beside_columns(broker, way):
+    """Records before the offset that is asked for are passed over, and what is in hand as messages
+    may be asked for as columns."""
+    with kdirect.Producer(settings(broker, **{"linger.ms": 200, "batch.size": 50_000})) as producer:
+        for i in range(300):
+            producer.produce("t", payload(i), b"a key of more than twelve", partition=0)
+    with kdirect.Consumer(settings(broker, transport(way)), views=True) as consumer:
+        consumer.assign({TP: 7})
+        assert [consumer.poll(20).offset() for _ in range(5)] == [7, 8, 9, 10, 11]
+        assert consumer.position(TP) == 12
+        batch = consumer.poll_arrow(20, max_bytes=60_000, views=True)
+        after = batch["offset"][-1].as_py() + 1
+        assert batch["offset"][0].as_py() == 12
+        message = consumer.poll(20)
+        assert message.offset() == after and message.value() == payload(after)
+    assert [v.as_py() for v in batch["value"]] == [payload(i) for i in range(12, after)]
+
+
+def test_a_message_of_views_that_is_null_or_empty(broker, way):
+    with kdirect.Producer(settings(broker)) as producer:
+        for value in (None, b"", b"x" * 64, b"x" * 65):
+            producer.produce("t", value, partition=0)
+    found = polled(broker, way, 4)
+    assert [None if m.value() is None else bytes(m.value()) for m in found] == [
+        None, b"", b"x" * 64, b"x" * 65,
+    ]  # fmt: skip
 
 
 def private_bytes() -> int:
@@ -266,6 +329,76 @@ def test_views_of_a_reader_that_goes_on_stay(broker, way, event):
         else:
             found += batches
     check(found)
+
+
+def damage(broker: BrokerProcess, value: bytes) -> None:
+    """Change a byte of the record with this value, where it lies on disk."""
+    path = broker.log_dir / "t-0" / f"{0:020d}.log"
+    with open(path, "r+b") as file:
+        at = file.read().index(value)
+        file.seek(at + 40)
+        file.write(b"X" if value[40:41] != b"X" else b"Y")
+
+
+def test_a_damaged_batch_is_the_error_of_copies(broker, way):
+    with kdirect.Producer(settings(broker)) as producer:
+        for i in range(20):
+            producer.produce("t", b"%03d" % i * 100, partition=0)
+            producer.flush()
+    damage(broker, b"010" * 100)
+    said = set()
+    with kdirect.connect(settings(broker, transport(way))) as session:
+        for views in (False, True):
+            with pytest.raises(kdirect.CorruptBatchError) as caught:
+                list(session.reader(TP, 0, 20).batches(views=views))
+            said.add(str(caught.value))
+    with kdirect.Consumer(settings(broker, transport(way)), views=True) as consumer:
+        consumer.assign({TP: 0})
+        with pytest.raises(kdirect.CorruptBatchError):
+            while consumer.poll(20) is not None:
+                pass
+    assert len(said) == 1
+
+
+def test_recovery_leaves_what_is_viewed_beside_a_damaged_batch(broker):
+    """The broker cuts its log there, and what was committed after it may be looked at."""
+    values = [b"%04d" % i * 100 for i in range(500)]
+    with kdirect.Producer(settings(broker)) as producer:
+        for i, value in enumerate(values):
+            producer.produce("t", value, partition=0)
+            if i % 10 == 9:
+                producer.flush()
+    with kdirect.connect(settings(broker)) as session:
+        found = list(session.reader(TP, 0, 500).batches(views=True))
+    broker.kill()
+    damage(broker, values[100])
+    broker.start()
+    now = [v for batch in found for v in batch["value"].to_pylist()]
+    assert [i for i, v in enumerate(now) if v != values[i]] == [100], "damaged by hand"
+    with kdirect.connect(settings(broker)) as session:
+        assert sum(b.num_rows for b in session.reader(TP, 0, 100).batches()) == 100
+
+
+def test_a_forked_process_keeps_what_its_parent_drops(broker, way):
+    """READ buffers are memory that both share, and the parent reads on."""
+    fill(broker, 0, 4000)
+    with kdirect.connect(settings(broker, transport(way))) as session:
+        reader = session.reader(TP, 0, 4000, include_headers=True, target_bytes=100_000)
+        batches = reader.batches(views=True)
+        while (batch := next(batches))["offset"][0].as_py() < 2000:
+            pass
+        ends, go = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            with contextlib.suppress(BaseException):
+                os.read(ends, 1)
+                os._exit(0 if check([batch]) else 1)
+            os._exit(2)
+        del batch
+        for batch in batches:
+            del batch
+        os.write(go, b"x")
+        assert os.waitpid(pid, 0)[1] == 0
 
 
 def test_a_forked_process_reads_the_views_of_its_parent(broker):

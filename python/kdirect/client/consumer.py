@@ -79,6 +79,10 @@ class Consumer(ConsumerUpkeep):
     members, whichever client they run; without it all partitions are read.  ``assign({tp:
     offset})`` names partitions itself.  Then `poll`, `consume`, `poll_arrow`, or iterate.
     `on_commit(error, offsets)` is called with what became of asynchronous commits.
+
+    `views`: ``message.value()`` is a memoryview of the bytes where they lie, which stay as they are
+    as long as it lives (see `Reader.batches`), and not a bytes object.  Values of up to 64 bytes
+    are copied, as are all keys and headers.
     """
 
     def __init__(
@@ -87,12 +91,13 @@ class Consumer(ConsumerUpkeep):
         *,
         session: Handle | None = None,
         on_commit: OnCommit | None = None,
+        views: bool = False,
     ) -> None:
         given = {"bootstrap.servers": settings} if isinstance(settings, str) else dict(settings)
         self.settings = CLIENT.resolve({k: v for k, v in given.items() if v is not None})
         self._owns_session = session is None  # and closes it
         session = session if session is not None else open_handle(self.settings, Handle)
-        super().__init__(session, self.settings, on_commit)
+        super().__init__(session, self.settings, on_commit, views)
         self._idle_polls = 0
         self._spin_s = self.settings["poll.spin.us"] / 1e6
         self._empty_since: float | None = None  # no record since

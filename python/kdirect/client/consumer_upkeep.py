@@ -41,14 +41,14 @@ class ConsumerUpkeep:
     which the thread of the member calls."""
 
     def __init__(
-        self, session: Handle, settings: dict[str, Any], on_commit: OnCommit | None
+        self, session: Handle, settings: dict[str, Any], on_commit: OnCommit | None, views: bool
     ) -> None:
         self.settings = settings
         self._session = session
         self._environment = session.environment
         # Of a member: its thread tells the thread that polls of rebalances and what is due.
         self._bell = Bell() if settings["group.id"] else None
-        self._reading = Reading(session, settings, self._bell)
+        self._reading = Reading(session, settings, self._bell, views=views)
         self._queue = self._reading.queue
         self._group_owner = GroupOwner(self)
         self._membership: GroupMember | None = None

@@ -266,8 +266,7 @@ cdef class DirectCursor(Cursor):
                 return 0
         if queue is not None or decoder.check_crc:
             chain = stream.c_chain()
-        if decoder is not None and decoder.views:
-            stream.c_lend(decoder)
+        self._lend(queue, decoder)
         if chain != NULL:
             before = chain[0]
             try:
@@ -286,6 +285,7 @@ cdef class DirectCursor(Cursor):
         whole = stream.c_whole()
         if whole == 0:
             return 0
+        self._lend(queue, decoder)
         try:
             consumed = self.c_give(stream.c_start(), min(<uint64_t> whole, unread), NULL, queue,
                                    decoder)
@@ -293,6 +293,15 @@ cdef class DirectCursor(Cursor):
             raise stream.located(e) from e.__cause__
         stream.consume(<uint64_t> consumed)
         return consumed
+
+    cdef inline int _lend(self, MessageQueue queue, ArrowDecoder decoder) except -1:
+        """Say whose the bytes at hand are, to who views them.  Before each call of `c_give`."""
+        if decoder is None:
+            if queue.views:
+                queue.c_own(self.stream.c_owner())
+        elif decoder.views:
+            self.stream.c_lend(decoder)
+        return 0
 
     cdef Py_ssize_t _pass(self, const batch_info* info, MessageQueue queue,
                           ArrowDecoder decoder) except -1:
@@ -394,8 +403,10 @@ cdef class TcpCursor(Cursor):
             return 0
         PyObject_GetBuffer(self.data, &view, PyBUF_SIMPLE)
         try:
-            if decoder is not None and decoder.views:
-                # Nobody writes into an answer any more, and it lives as long as it is looked at.
+            # Nobody writes into an answer any more, and it lives as long as it is looked at.
+            if decoder is None:
+                queue.c_own(self.data)
+            elif decoder.views:
                 decoder.c_window(<const uint8_t*> view.buf, view.len, self.data)
             consumed = self.c_give(<const uint8_t*> view.buf, view.len, NULL, queue, decoder)
         except FormatError as e:

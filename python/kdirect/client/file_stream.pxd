@@ -22,6 +22,7 @@ cdef class SpareBuffers:
 cdef class BufferLease:
     cdef MemoryRegion region
     cdef SpareBuffers spares
+    cdef uint64_t forks                    # of this process, when it was made
     cdef bint ended                        # the buffer is the stream's again, or has gone back
 
 cdef class FileStream:
@@ -79,6 +80,7 @@ cdef class FileStream:
     cpdef consume(self, uint64_t n)
     cdef _grow(self, uint64_t capacity)
     cdef _close_view(self)
+    cdef object c_owner(self)
     cdef int c_lend(self, ArrowDecoder decoder) except -1
     cdef _drop_buffer(self)
     cdef _free_buffer(self)

@@ -40,10 +40,22 @@ from kdirect.format.layout cimport (
 from kdirect.rdma.contract cimport WC_SUCCESS, MemoryRegion, RemoteView
 
 import logging
+import os
 
-from kdirect.errors import CorruptBatchError, ProtocolError, RdmaError
+from kdirect.errors import CorruptBatchError, ProtocolError
 
 log = logging.getLogger("kdirect.client")
+
+# How often this process was forked, or begins to be.
+cdef uint64_t forks = 0
+
+
+def _forked():
+    global forks
+    forks += 1
+
+
+os.register_at_fork(before=_forked)
 
 cdef enum:
     FIRST_BUFFER_BYTES = 65536
@@ -99,20 +111,27 @@ cdef class BufferLease:
     """Keeps the bytes of a READ buffer as they are.
 
     The stream has a reference while it READs into the buffer, and each Arrow buffer over it has
-    one.  With the last one the memory goes back to the stream, or ends when the stream has."""
+    one.  With the last one the memory goes back to the stream, or ends when the stream has.  It
+    never goes back if this process was forked meanwhile: the memory is shared, and nobody knows
+    what the other one still looks at."""
 
     def __init__(self, MemoryRegion region, SpareBuffers spares):
         self.region = region
         self.spares = spares
+        self.forks = forks
         self.ended = False
 
     def __del__(self):
         if not self.ended and self.region is not None:
             self.ended = True
             try:
-                self.spares.give(self.region)
-            except RdmaError as e:      # in a forked process: it is the parent's
-                log.debug("a READ buffer is left as it is: %s", e)
+                if self.forks == forks:
+                    self.spares.give(self.region)
+                else:
+                    self.region.deregister()
+            except Exception as e:      # it is the parent's, or the interpreter has ended
+                if log is not None:
+                    log.debug("a READ buffer is left as it is: %s", e)
 
 
 cdef class FileStream:
@@ -205,18 +224,25 @@ cdef class FileStream:
             view.close()
         self._view_is_lent = False
 
-    cdef int c_lend(self, ArrowDecoder decoder) except -1:
-        """Say to `decoder`, which makes views, where the bytes at hand lie and who keeps them."""
+    cdef object c_owner(self):
+        """What keeps the bytes at hand as they are, as long as it is referenced."""
         if self._view is not None:
             if not self._view_is_lent:
                 self._view_is_lent = True
                 self._view.keep_in_forks()
-            return decoder.c_window(self._view.data, <uint64_t> self.limit, self._view)
+            return self._view
         if self._lease is None:
             if self._spares is None:
                 self._spares = SpareBuffers()
             self._lease = BufferLease(self._buffer, self._spares)
-        return decoder.c_window(self._buffer.data, self._capacity, self._lease)
+        return self._lease
+
+    cdef int c_lend(self, ArrowDecoder decoder) except -1:
+        """Say to `decoder`, which makes views, where the bytes at hand lie and who keeps them."""
+        owner = self.c_owner()
+        if self._view is not None:
+            return decoder.c_window(self.c_start(), <uint64_t> (self.limit - self.position), owner)
+        return decoder.c_window(self.c_start(), self._capacity - self._lo, owner)
 
     cdef const uint8_t* c_start(self) noexcept nogil:
         """Where the byte at `position` lies."""
@@ -503,7 +529,8 @@ cdef class FileStream:
         """Room for `want` bytes after the `kept` ones, in a larger buffer if that is allowed, for
         `need` bytes of one batch in any case; how many of `want` there is room for."""
         cdef uint64_t room
-        if self._lease is not None and Py_REFCNT(self._lease) == 1:
+        if self._lease is not None and Py_REFCNT(self._lease) == 1 \
+                and self._lease.forks == forks:
             self._lease.ended = True    # nobody looks at the buffer any more
             self._lease = None
             if kept == 0:

@@ -7,7 +7,9 @@ policy.
 Invariants:
 
 - A queue holds batches of one partition, and its own copy of them: the READ buffer that they came
-  from is free as soon as `load` returns.
+  from is free as soon as `load` returns.  A queue of views holds the owner of these bytes in place
+  of a copy, and so do the values of its messages.  Others may change the bytes then, so records are
+  parsed once, by `load`: what `pop` uses of them are places that were checked.
 - `load` checks frame, CRC and every record before it accepts a batch.  A message is made only when
   it is asked for, and that cannot fail.
 - Whole batches before a broken one are accepted; the broken one raises an error once it is the
@@ -17,8 +19,10 @@ One thread at a time.
 """
 
 cimport cython
-from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.buffer cimport (
+    PyBUF_SIMPLE, PyBuffer_FillInfo, PyBuffer_Release, PyObject_GetBuffer)
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.memoryview cimport PyMemoryView_FromObject
 from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint8_t, uint64_t, uintptr_t
 from libc.stdlib cimport free, realloc
 
@@ -41,13 +45,33 @@ cdef enum:
     # Bytes decompressed at a time, unless the first batch is larger: a few compressed bytes may
     # become very many.
     RUN_PLAIN_BYTES = 16 << 20
+    # A value of so many bytes is copied by a queue of views, too: to share it would take longer.
+    SHORT_VALUE_BYTES = 64
     NO_TIMESTAMP = -1
 
 
 @cython.final
 @cython.freelist(256)
+cdef class Shown:
+    """Bytes that an owner keeps, for memoryviews of them."""
+
+    def __getbuffer__(self, Py_buffer* buffer, int flags):
+        PyBuffer_FillInfo(buffer, self, <void*> self.p, self.length, 1, flags)
+
+
+cdef Shown shown(object owner, const uint8_t* p, Py_ssize_t length):
+    cdef Shown out = Shown.__new__(Shown)
+    out.owner = owner
+    out.p = p
+    out.length = length
+    return out
+
+
+@cython.final
+@cython.freelist(256)
 cdef class Message:
-    """One record, or the report on one.  Accessors are methods, as confluent-kafka's.
+    """One record, or the report on one.  Accessors are methods, as confluent-kafka's.  `value()` is
+    bytes; of a consumer of views, a memoryview.
 
     `timestamp()` is (type, ms since 1970): type 0 CreateTime, 1 LogAppendTime, -1 none.
     `headers()` is a list of (str, bytes or None), or None.  `error()` is None but in a delivery
@@ -110,7 +134,8 @@ cdef class Message:
         return hash((self._topic, self._partition, self._offset))
 
     def __reduce__(self):
-        return Message, (self._topic, self._value, self._key, self._partition, self._offset,
+        value = bytes(self._value) if isinstance(self._value, memoryview) else self._value
+        return Message, (self._topic, value, self._key, self._partition, self._offset,
                          (self._timestamp_type, self._timestamp), self._headers, self._error,
                          self._leader_epoch)
 
@@ -132,16 +157,19 @@ cdef inline object _bytes_or_none(const uint8_t* p, int64_t length):
 @cython.final
 cdef class MessageQueue:
     """Messages of one partition, oldest first.  Memory: one copy of the batches that are not used
-    up, at most 64 KiB or one batch."""
+    up, at most 64 KiB or one batch; none with `views`."""
 
-    def __cinit__(self):
+    def __cinit__(self, bint views=False):
+        self.views = views
         self._parts = NULL
+        self._records = NULL
         self._decompressor = Decompressor()
         self._plain = []
         self._data = b""
 
     def __dealloc__(self):
         free(self._parts)
+        free(self._records)
 
     def __len__(self):
         """Records that may still come; those below the offset asked for are counted too."""
@@ -160,26 +188,27 @@ cdef class MessageQueue:
         """Offset of the next message; with none left, the one after the batches loaded."""
         cdef part_t* part = self._skip()
         cdef record_view r
-        cdef int error = 0
+        cdef const uint8_t* after
         if part == NULL:
             return self.after
-        parse_record(part.p, part.end, &r, &error)
+        self._peek(part, &r, &after)
         return part.base_offset + r.offset_delta
 
     @property
     def data(self):
         """The batches that the messages come from, for a decoder of columns."""
-        return self._data
+        return self._data if isinstance(self._data, bytes) else memoryview(self._data)
 
     def clear(self):
-        self._count = self._at = 0
+        self._count = self._at = self._records_count = 0
         self._data = b""
+        self._owner = None
         self._plain = []
         self._plain_bytes = 0
 
     def detach(self):
         """The messages left, as a queue of their own; this one is empty then."""
-        cdef MessageQueue other = MessageQueue()
+        cdef MessageQueue other = MessageQueue(self.views)
         self.swap(other)
         other.popped = 0
         return other
@@ -190,7 +219,13 @@ cdef class MessageQueue:
         self.partition, other.partition = other.partition, self.partition
         self._next, other._next = other._next, self._next
         self.after, other.after = other.after, self.after
+        self.views, other.views = other.views, self.views
+        self._owner, other._owner = other._owner, self._owner
         self._data, other._data = other._data, self._data
+        self._records, other._records = other._records, self._records
+        self._records_capacity, other._records_capacity = \
+            other._records_capacity, self._records_capacity
+        self._records_count, other._records_count = other._records_count, self._records_count
         self._plain, other._plain = other._plain, self._plain
         self._plain_bytes, other._plain_bytes = other._plain_bytes, self._plain_bytes
         self._parts, other._parts = other._parts, self._parts
@@ -200,20 +235,29 @@ cdef class MessageQueue:
 
     # -- out ---------------------------------------------------------------------------------------
 
+    cdef inline bint _peek(self, const part_t* part, record_view* r,
+                           const uint8_t** after) noexcept:
+        """The next record of a part that has one, and where the one after it lies."""
+        cdef int error = 0
+        if part.record >= 0:
+            r[0] = self._records[part.record]
+            after[0] = part.p
+            return True
+        after[0] = parse_record(part.p, part.end, r, &error)
+        return after[0] != NULL
+
     cdef part_t* _skip(self) noexcept:
         """The part whose next record is wanted, past those that are not; NULL: none is left."""
         cdef part_t* part
         cdef record_view r
         cdef const uint8_t* after
-        cdef int error = 0
         while self._at < self._count:
             part = &self._parts[self._at]
             while part.count:
-                after = parse_record(part.p, part.end, &r, &error)
-                if after == NULL or part.base_offset + r.offset_delta >= self._next:
+                if not self._peek(part, &r, &after) \
+                        or part.base_offset + r.offset_delta >= self._next:
                     break
-                part.p = after
-                part.count -= 1
+                _move(part, after)
             if part.count:
                 return part
             self._at += 1
@@ -224,18 +268,15 @@ cdef class MessageQueue:
         cdef part_t* part
         cdef record_view r
         cdef const uint8_t* after
-        cdef int error = 0
         cdef Message m
         cdef int64_t offset
         while self._at < self._count:
             part = &self._parts[self._at]
             while part.count:
-                after = parse_record(part.p, part.end, &r, &error)
-                if after == NULL:
+                if not self._peek(part, &r, &after):
                     # Cannot be: the copy is private.
                     raise AssertionError("a record that was checked is broken")
-                part.p = after
-                part.count -= 1
+                _move(part, after)
                 offset = part.base_offset + r.offset_delta
                 if offset < self._next:
                     continue
@@ -253,12 +294,23 @@ cdef class MessageQueue:
                     m._timestamp = <int64_t> (<uint64_t> part.base_timestamp
                                               + <uint64_t> r.timestamp_delta)
                 m._key = _bytes_or_none(r.key, r.key_length)
-                m._value = _bytes_or_none(r.value, r.value_length)
+                m._value = self._value(part, &r) if self.views \
+                    else _bytes_or_none(r.value, r.value_length)
                 m._headers = _headers(&r) if r.headers_count else None
                 m._error = None
                 return m
             self._at += 1
         return None
+
+    cdef object _value(self, const part_t* part, const record_view* r):
+        """A memoryview of the value of a record; None: it is null."""
+        cdef object owner
+        if r.value_length < 0:
+            return None
+        if r.value_length <= SHORT_VALUE_BYTES:
+            return PyMemoryView_FromObject(_bytes_or_none(r.value, r.value_length))
+        owner = self._owner if part.plain < 0 else self._plain[part.plain]
+        return PyMemoryView_FromObject(shown(owner, r.value, r.value_length))
 
     def take(self, Py_ssize_t n):
         """Up to `n` messages as a list."""
@@ -276,9 +328,11 @@ cdef class MessageQueue:
 
     def load(self, data, str topic not None, int32_t partition, int64_t next_offset,
              uint64_t max_decompressed_bytes):
-        """`load_address` over a bytes-like object."""
+        """`load_address` over a bytes-like object, whose bytes do not change as long as there is a
+        reference to it, if the queue is one of views."""
         cdef Py_buffer view
         PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
+        self.c_own(memoryview(data))
         try:
             return self.load_address(<uint64_t> <uintptr_t> view.buf, view.len, topic, partition,
                                      next_offset, max_decompressed_bytes)
@@ -301,13 +355,16 @@ cdef class MessageQueue:
     cdef Py_ssize_t c_load(self, const uint8_t* p, size_t n, str topic, int32_t partition,
                            int64_t next_offset, uint64_t max_decompressed_bytes,
                            chain_t* chain) except -1:
-        """`load_address`.  Unless `chain` is NULL it is dense, stands at `p`, and moves with what
+        """`load_address`; a queue of views is told before whose the bytes are (`c_own`), each
+        time.  Unless `chain` is NULL it is dense, stands at `p`, and moves with what
         is consumed.  Then batches are taken as far as they continue the log, and 0 may mean too
         that the first one is not acceptable: `follow_batches` and a call without a chain say why.
         """
         cdef size_t whole = 0, position = 0
         cdef batch_info info
         cdef int code
+        cdef object owner
+        owner = self._owner
         self.clear()
         self.topic = topic
         self.partition = partition
@@ -324,14 +381,20 @@ cdef class MessageQueue:
             whole += info.size
         if not whole:
             return 0
-        self._data = PyBytes_FromStringAndSize(<const char*> p, whole)
-        p = <const uint8_t*> PyBytes_AS_STRING(self._data)
+        if self.views:
+            if owner is None:
+                raise AssertionError("a queue of views was not told whose its bytes are")
+            self._owner = owner
+            self._data = shown(owner, p, whole)
+        else:
+            self._data = PyBytes_FromStringAndSize(<const char*> p, whole)
+            p = <const uint8_t*> PyBytes_AS_STRING(self._data)
         while position < whole:
             if check_batch_crc(p + position, whole - position, &info) != BATCH_OK \
                     or (chain != NULL and not continues_dense(chain, &info)) \
                     or not self._accept(p + position, &info, max_decompressed_bytes):
                 if position == 0 and chain == NULL:
-                    self._refuse(self._data, max_decompressed_bytes)
+                    self._refuse(bytes(self._data), max_decompressed_bytes)
                 break
             if info.base_offset + info.last_offset_delta + 1 > self.after:
                 self.after = info.base_offset + info.last_offset_delta + 1
@@ -341,6 +404,11 @@ cdef class MessageQueue:
             if self._plain_bytes >= RUN_PLAIN_BYTES:
                 break
         return position
+
+    cdef void c_own(self, object owner):
+        """Whose the bytes of the next `c_load` are.  It keeps them as they are while it is
+        referenced."""
+        self._owner = owner if self.views else None
 
     cdef c_pass(self, int64_t after):
         """Hold nothing, as after a `load` of batches before offset `after` without a record."""
@@ -358,6 +426,8 @@ cdef class MessageQueue:
         cdef int error = 0
         cdef int32_t i
         cdef int64_t previous = -1
+        cdef Py_ssize_t records = self._records_count
+        cdef bint is_kept = self.views and codec == CODEC_NONE
         cdef bytes plain
         if info.base_offset < 0 or info.last_offset_delta < 0 \
                 or info.base_offset > INT64_MAX - 1 - info.last_offset_delta \
@@ -382,6 +452,8 @@ cdef class MessageQueue:
         part = &self._parts[self._count]
         part.p = q
         part.end = end
+        part.record = records if is_kept else -1
+        part.plain = -1 if codec == CODEC_NONE else len(self._plain) - 1
         part.count = info.records_count
         part.leader_epoch = info.leader_epoch
         part.base_offset = info.base_offset
@@ -393,10 +465,26 @@ cdef class MessageQueue:
             if q == NULL or r.offset_delta <= previous or r.offset_delta > info.last_offset_delta:
                 return False
             previous = r.offset_delta
+            if is_kept:
+                self._keep(&r)
         if q != end:
             return False
         self._count += 1
         return True
+
+    cdef int _keep(self, const record_view* r) except -1:
+        cdef Py_ssize_t capacity = self._records_capacity
+        cdef record_view* records
+        if self._records_count == capacity:
+            capacity = 64 if capacity == 0 else 2 * capacity
+            records = <record_view*> realloc(self._records, capacity * sizeof(record_view))
+            if records == NULL:
+                raise MemoryError()
+            self._records = records
+            self._records_capacity = capacity
+        self._records[self._records_count] = r[0]
+        self._records_count += 1
+        return 0
 
     cdef int _grow(self) except -1:
         cdef Py_ssize_t capacity = 16 if self._capacity == 0 else 2 * self._capacity
@@ -417,6 +505,14 @@ cdef class MessageQueue:
             hint="read past it with another offset, or restore the segment from a good copy")
 
 
+cdef inline void _move(part_t* part, const uint8_t* after) noexcept:
+    """Past the next record, which `_peek` has shown."""
+    part.count -= 1
+    part.p = after
+    if part.record >= 0:
+        part.record += 1
+
+
 cdef list _headers(const record_view* r):
     cdef list out = []
     cdef const uint8_t* q = r.headers
@@ -427,7 +523,10 @@ cdef list _headers(const record_view* r):
     for i in range(r.headers_count):
         q = parse_header(q, r.end, &name, &a, &value, &b)
         if q == NULL:
-            break              # cannot be: `load` has seen them whole
+            # `load` has seen them whole, so somebody has changed them since, where nobody copied
+            # them.
+            raise CorruptBatchError("the headers of a record were changed after its check",
+                                    hint="look which process of this user writes in segments")
         out.append((PyBytes_FromStringAndSize(<const char*> name, a).decode("utf-8", "replace"),
                     None if b < 0 else PyBytes_FromStringAndSize(<const char*> value, b)))
     return out

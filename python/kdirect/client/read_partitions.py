@@ -50,13 +50,19 @@ ENTER_AGAIN_S = 0.5  # after partitions of a broker that answered could not be e
 
 
 class ReadPartitions:
-    """See the module.  `settings`: rows of the client table; `bell` ends a wait."""
+    """See the module.  `settings`: rows of the client table; `bell` ends a wait; `views`: see
+    `Consumer`."""
 
     def __init__(
-        self, session: OffsetLookup, settings: Mapping[str, Any], bell: Bell | None = None
+        self,
+        session: OffsetLookup,
+        settings: Mapping[str, Any],
+        bell: Bell | None = None,
+        *,
+        views: bool = False,
     ) -> None:
         # Messages of the partition being handed out; the same object for the consumer's life.
-        self.queue = MessageQueue()
+        self.queue = MessageQueue(views)
         self.paused: set[TopicPartition] = set()
         self.failed: dict[TopicPartition, KdirectError] = {}
         self.untold: list[KdirectError] = []

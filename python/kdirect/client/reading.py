@@ -47,12 +47,18 @@ Take = Callable[[TopicPartition], bool]
 
 
 class Reading(ReadPartitions):
-    """See the module.  `settings`: rows of the client table; `bell` ends a wait."""
+    """See the module.  `settings`: rows of the client table; `bell` ends a wait; `views`: see
+    `Consumer`."""
 
     def __init__(
-        self, session: OffsetLookup, settings: Mapping[str, Any], bell: Bell | None = None
+        self,
+        session: OffsetLookup,
+        settings: Mapping[str, Any],
+        bell: Bell | None = None,
+        *,
+        views: bool = False,
     ) -> None:
-        super().__init__(session, settings, bell)
+        super().__init__(session, settings, bell, views=views)
         self._max_batch: int = settings["max.batch.bytes"]
         self._silence = Silence(session.cluster, settings, bell)
         self._tcp_first = False  # of two paths, which has the next turn

@@ -4,6 +4,8 @@ from libc.stdint cimport int64_t
 from kdirect.blocks cimport Block
 from kdirect.format.records cimport text_column
 
+cdef int check_views() except -1
+# ConfigError unless this pyarrow makes columns of views.
 cdef object constant_array(object kind, int64_t rows, object what)
 # An array of `rows` rows of `what`: a str, an int (int32), or None.
 

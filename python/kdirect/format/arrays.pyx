@@ -19,6 +19,7 @@ from libc.stdint cimport INT32_MAX, int32_t, int64_t, uintptr_t
 from libc.string cimport memcpy, memset
 
 from kdirect.blocks cimport Block, take_block
+from kdirect.errors import ConfigError
 from kdirect.format.records cimport COLUMN_MIXED, COLUMN_NULL, text_column
 
 cdef extern from "views.h" nogil:
@@ -37,7 +38,18 @@ cdef list _fields(object kind):
         pa.field("headers", pa.list_(pa.field("element", header)))]
 
 
-cdef object _BINARY_VIEW = pa.binary_view()
+# Before version 19 pyarrow makes no array of views out of buffers.
+VIEWS_SINCE = 19
+cdef bint _has_views = int(pa.__version__.split(".")[0]) >= VIEWS_SINCE
+cdef object _BINARY_VIEW = pa.binary_view() if _has_views else pa.binary()
+
+
+cdef int check_views() except -1:
+    if not _has_views:
+        raise ConfigError(f"pyarrow {pa.__version__} makes no columns of views",
+                          hint=f"install pyarrow {VIEWS_SINCE} or newer, or leave views out")
+    return 0
+
 
 SCHEMA_WITH_HEADERS = pa.schema(_fields(pa.binary()))
 SCHEMA = SCHEMA_WITH_HEADERS.remove(7)

@@ -31,7 +31,8 @@ from kdirect.errors import ConfigError, CorruptBatchError, FormatError, Unsuppor
 from kdirect.format.arrays import (
     SCHEMA, SCHEMA_VIEWS, SCHEMA_VIEWS_WITH_HEADERS, SCHEMA_WITH_HEADERS)
 from kdirect.format.arrays cimport (
-    constant_array, header_array, number_array, text_array, timestamp_type_array, view_array)
+    check_views, constant_array, header_array, number_array, text_array, timestamp_type_array,
+    view_array)
 from kdirect.format.batch import CODEC_NAMES, batch_error
 from kdirect.format.batch cimport (
     BATCH_BAD_CRC, BATCH_OK, BATCH_TRUNCATED, batch_info, offsets_are_possible, parse_batch_header)
@@ -153,6 +154,8 @@ cdef class ArrowDecoder:
         self.target_bytes = target_bytes
         self.check_crc = check_crc
         self.max_decompressed_bytes = max_decompressed_bytes
+        if views:
+            check_views()
         self.views = views
         self.schema = _SCHEMAS[views][include_headers]
         self.row_bytes = 2 * cell_bytes + (4 + len(topic.encode())) + 4 + 8 + 8 + 4
@@ -484,20 +487,21 @@ cdef class ArrowDecoder:
                 return RUN_DONE
             while True:
                 self._reserve(view.len, 0)
-                if self.views:
-                    self.c.view_base = <const uint8_t*>view.buf
+                if self.views and self.c.view_buffer == buffer_before:
+                    # Before any view names it by its number.
                     self.c.view_buffer = <int32_t>len(self.buffers.buffers)
+                    self.buffers.add(<const uint8_t*>view.buf, view.len, plain)
+                    self.c.view_base = <const uint8_t*>view.buf
                 with nogil:
                     code = self._decode(<const uint8_t*>view.buf,
                                         <const uint8_t*>view.buf + view.len)
                 if code != RECORDS_NEED_KEYS:
                     break
                 self.keys_wanted = True
-            if self.views:
-                if code == RECORDS_OK:
-                    self.buffers.add(<const uint8_t*>view.buf, view.len, plain)
-                self.c.view_base, self.c.view_buffer = base_before, buffer_before
+            if self.views and code != RECORDS_OK:
+                self.buffers.buffers.pop()
         finally:
+            self.c.view_base, self.c.view_buffer = base_before, buffer_before
             PyBuffer_Release(&view)
         return RUN_RESERVE if code == RECORDS_OK else RUN_RECORDS + code
 
@@ -534,15 +538,15 @@ cdef class ArrowDecoder:
     cdef _grow_rows(self, int64_t rows):
         """Make room for so many rows in the columns that all batches have."""
         cdef bint first = self.row_capacity == 0
-        self.row_capacity = INT64_MAX
+        cdef int64_t capacity       # for the decoder once all columns have it: memory may run out
         if self.views:
             self.value_data = expand(self.value_data, self.c.rows * KD_VIEW_BYTES,
                                      rows * KD_VIEW_BYTES)
-            self.row_capacity = <int64_t>self.value_data.capacity // KD_VIEW_BYTES
+            capacity = <int64_t>self.value_data.capacity // KD_VIEW_BYTES
         else:
             self.value_offsets = expand(self.value_offsets, 0 if first else (self.c.rows + 1) * 4,
                                         (rows + 1) * 4)
-            self.row_capacity = <int64_t>(self.value_offsets.capacity // 4) - 1
+            capacity = <int64_t>(self.value_offsets.capacity // 4) - 1
         self.value_validity = expand(self.value_validity, (self.c.rows + 7) // 8, (rows + 7) // 8)
         self.offset = expand(self.offset, self.c.rows * 8, rows * 8)
         self.timestamp = expand(self.timestamp, self.c.rows * 8, rows * 8)
@@ -550,10 +554,9 @@ cdef class ArrowDecoder:
             self.list_offsets = expand(self.list_offsets, 0 if first else (self.c.rows + 1) * 4,
                                        (rows + 1) * 4)
             self.list_validity = expand(self.list_validity, (self.c.rows + 7) // 8, (rows + 7) // 8)
-            self.row_capacity = min(self.row_capacity,
-                                    <int64_t>(self.list_offsets.capacity // 4) - 1)
-        self.row_capacity = min(self.row_capacity, <int64_t>(self.offset.capacity // 8))
-        self.row_capacity = min(self.row_capacity, <int64_t>self.value_validity.capacity * 8)
+            capacity = min(capacity, <int64_t>(self.list_offsets.capacity // 4) - 1)
+        capacity = min(capacity, <int64_t>(self.offset.capacity // 8))
+        self.row_capacity = min(capacity, <int64_t>self.value_validity.capacity * 8)
 
     cdef _reserve_keys(self, size_t section_bytes, size_t likely_bytes):
         """Make room for the keys of `row_capacity` rows, and of a batch of `section_bytes` bytes,

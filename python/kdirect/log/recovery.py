@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import logging
 import os
+import struct
 import uuid
 from pathlib import Path
 from typing import NamedTuple
@@ -540,7 +541,9 @@ def _scan(found: _Found, base: int, recovery_point: int, epochs: list[tuple[int,
             greatest_epoch=greatest_epoch,
             newest_from=newest_from,
         )
-        if scanned.size < length and not punch_hole(
+        if scanned.reason and _was_indexed_after(segment.offset_index.path, scanned.size):
+            _copy_start(path, scanned.size)
+        elif scanned.size < length and not punch_hole(
             segment.fd, scanned.size, length - scanned.size
         ):
             log.warning("the file system of %s cannot punch holes: shortening the file", path)
@@ -569,6 +572,27 @@ def _scan(found: _Found, base: int, recovery_point: int, epochs: list[tuple[int,
     segment.keep_length = scanned.size < segment.file_length
     write_indexes(segment, scanned)
     return segment
+
+
+def _was_indexed_after(path: Path, position: int) -> bool:
+    """Does an offset index name a batch after a position?  Only those that were committed get into
+    it, one in each index.interval.bytes.  What was allocated of the file is zeros."""
+    entries = path.read_bytes() if path.exists() else b""
+    whole = len(entries) // OffsetIndex.entry_bytes * OffsetIndex.entry_bytes
+    return any(at > position for _, at in struct.iter_unpack(">ii", entries[:whole]))
+
+
+def _copy_start(path: Path, size: int) -> None:
+    """Have a file of its own in place of a segment for its first `size` bytes.  A batch after them
+    was committed, so clients may have the old file mapped and look at it: it stays as it is."""
+    temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
+    with open(path, "rb") as old, open(temporary, "wb") as new:
+        at = 0
+        while at < size:
+            at += os.sendfile(new.fileno(), old.fileno(), at, size - at)
+        os.fsync(new.fileno())
+    os.rename(temporary, path)
+    checkpoint.sync_directory(path.parent)
 
 
 def _set_aside(directory: Path, bases: list[int]) -> None:
