@@ -106,6 +106,24 @@ def test_a_consumer_sees_one_log(logs: dict[str, ColdLog], access: str, transpor
     assert counts["read_bytes" if transport == "shm" else "fetched_bytes"] > 0
 
 
+@pytest.mark.parametrize("access", ACCESS)
+def test_views_of_cold_records(logs: dict[str, ColdLog], access: str) -> None:
+    """They keep what was fetched, also when reader and consumer have ended."""
+    log = logs[access]
+    settings = log.settings(cold_reads="direct")
+    with kdirect.connect(settings) as session, session.reader(TP, 0, log.records) as reader:
+        batches = list(reader.batches(views=True))
+        assert reader.statistics()["client_cold_gets"] == len(log.segments)
+    messages: list[kdirect.Message] = []
+    with kdirect.Consumer(settings, views=True) as consumer:
+        consumer.assign({TP: 0})
+        while len(messages) < log.records:
+            messages += consumer.consume(log.records - len(messages), 10)
+    wanted = [value_of(i, log.size) for i in range(log.records)]
+    assert [v for batch in batches for v in batch.column("value").to_pylist()] == wanted
+    assert [bytes(m.value()) for m in messages] == wanted
+
+
 def test_a_reader_of_a_store_of_googles(tmp_path: Path, object_stores: Any) -> None:
     """Small objects, and some of several pieces."""
     for segment_bytes, size in ((16384, 90), (1 << 20, 1600)):

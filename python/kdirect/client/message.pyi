@@ -36,6 +36,12 @@ class Message:
     def __eq__(self, other: object) -> bool: ...
     def __hash__(self) -> int: ...
 
+@final
+class Shown:
+    """Bytes that somebody keeps, for a memoryview of a value."""
+
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+
 class MessageQueue:
     """Within the client; see message.pyx."""
 
