@@ -53,7 +53,6 @@ cdef class MessageQueue:
     cdef part_t* _parts
     cdef Py_ssize_t _capacity, _count, _at
     cdef Decompressor _decompressor
-    cdef bint _peek(self, const part_t* part, record_view* r, const uint8_t** after) noexcept
     cdef part_t* _skip(self) noexcept
     cpdef Message pop(self)
     cdef object _value(self, const part_t* part, const record_view* r)

@@ -154,6 +154,26 @@ cdef inline object _bytes_or_none(const uint8_t* p, int64_t length):
     return None if length < 0 else PyBytes_FromStringAndSize(<const char*> p, length)
 
 
+cdef inline bint _peek(const part_t* part, const record_view* records, record_view* r,
+                       const uint8_t** after) noexcept nogil:
+    """The next record of a part that has one, and where the one after it lies."""
+    cdef int error = 0
+    if part.record < 0:
+        after[0] = parse_record(part.p, part.end, r, &error)
+        return after[0] != NULL
+    r[0] = records[part.record]
+    after[0] = part.p
+    return True
+
+
+cdef inline void _move(part_t* part, const uint8_t* after) noexcept nogil:
+    """Past the next record, which `_peek` has shown."""
+    part.count -= 1
+    part.p = after
+    if part.record >= 0:
+        part.record += 1
+
+
 @cython.final
 cdef class MessageQueue:
     """Messages of one partition, oldest first.  Memory: one copy of the batches that are not used
@@ -191,7 +211,7 @@ cdef class MessageQueue:
         cdef const uint8_t* after
         if part == NULL:
             return self.after
-        self._peek(part, &r, &after)
+        _peek(part, self._records, &r, &after)
         return part.base_offset + r.offset_delta
 
     @property
@@ -235,17 +255,6 @@ cdef class MessageQueue:
 
     # -- out ---------------------------------------------------------------------------------------
 
-    cdef inline bint _peek(self, const part_t* part, record_view* r,
-                           const uint8_t** after) noexcept:
-        """The next record of a part that has one, and where the one after it lies."""
-        cdef int error = 0
-        if part.record >= 0:
-            r[0] = self._records[part.record]
-            after[0] = part.p
-            return True
-        after[0] = parse_record(part.p, part.end, r, &error)
-        return after[0] != NULL
-
     cdef part_t* _skip(self) noexcept:
         """The part whose next record is wanted, past those that are not; NULL: none is left."""
         cdef part_t* part
@@ -254,7 +263,7 @@ cdef class MessageQueue:
         while self._at < self._count:
             part = &self._parts[self._at]
             while part.count:
-                if not self._peek(part, &r, &after) \
+                if not _peek(part, self._records, &r, &after) \
                         or part.base_offset + r.offset_delta >= self._next:
                     break
                 _move(part, after)
@@ -273,7 +282,7 @@ cdef class MessageQueue:
         while self._at < self._count:
             part = &self._parts[self._at]
             while part.count:
-                if not self._peek(part, &r, &after):
+                if not _peek(part, self._records, &r, &after):
                     # Cannot be: the copy is private.
                     raise AssertionError("a record that was checked is broken")
                 _move(part, after)
@@ -332,7 +341,8 @@ cdef class MessageQueue:
         reference to it, if the queue is one of views."""
         cdef Py_buffer view
         PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
-        self.c_own(memoryview(data))
+        if self.views:
+            self.c_own(memoryview(data))
         try:
             return self.load_address(<uint64_t> <uintptr_t> view.buf, view.len, topic, partition,
                                      next_offset, max_decompressed_bytes)
@@ -503,14 +513,6 @@ cdef class MessageQueue:
         raise CorruptBatchError(
             f"{self.topic}-{self.partition}: a record batch at offset {start} or later is broken",
             hint="read past it with another offset, or restore the segment from a good copy")
-
-
-cdef inline void _move(part_t* part, const uint8_t* after) noexcept:
-    """Past the next record, which `_peek` has shown."""
-    part.count -= 1
-    part.p = after
-    if part.record >= 0:
-        part.record += 1
 
 
 cdef list _headers(const record_view* r):

@@ -66,6 +66,7 @@ from kdirect.log.segment import (
     file_name,
 )
 from kdirect.log.segment_search import last_indexed
+from kdirect.log.truncation import copy_start
 from kdirect.model import TopicPartition
 
 log = logging.getLogger("kdirect.log")
@@ -587,10 +588,7 @@ def _copy_start(path: Path, size: int) -> None:
     was committed, so clients may have the old file mapped and look at it: it stays as it is."""
     temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
     with open(path, "rb") as old, open(temporary, "wb") as new:
-        at = 0
-        while at < size:
-            at += os.sendfile(new.fileno(), old.fileno(), at, size - at)
-        os.fsync(new.fileno())
+        copy_start(old.fileno(), new.fileno(), size)
     os.rename(temporary, path)
     checkpoint.sync_directory(path.parent)
 

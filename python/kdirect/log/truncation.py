@@ -24,6 +24,18 @@ from kdirect.log.segment import TEMPORARY_SUFFIX, Segment
 _NEVER = (1 << 63) - 1
 
 
+def copy_start(source: int, target: int, size: int) -> None:
+    """Copy the first `size` bytes of a file to an empty one, by their descriptors, to the disk.
+    OSError."""
+    at = 0
+    while at < size:
+        sent = os.sendfile(target, source, at, size - at)
+        if sent == 0:
+            raise OSError(f"the file is shorter than {size} bytes")
+        at += sent
+    os.fsync(target)
+
+
 class CutSegment:
     """The first `size` bytes of a segment, which end before `end_offset`, in files of their own.
 
@@ -65,13 +77,7 @@ class CutSegment:
     def _copy(self, path: Path, size: int) -> None:
         fd = self._create(path)
         try:
-            at = 0
-            while at < size:
-                sent = os.sendfile(fd, self._old.fd, at, size - at)
-                if sent == 0:
-                    raise OSError(f"{path} is shorter than {size} bytes")
-                at += sent
-            os.fsync(fd)
+            copy_start(self._old.fd, fd, size)
         finally:
             os.close(fd)
 
